@@ -1,0 +1,171 @@
+"""A safetensors file into a model, whole or not at all."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from minibert.checkpoint.names import OTHER_HEADS, POSITION_IDS, head_of, model_name
+from minibert.errors import CheckpointError
+
+WEIGHTS_NAME = "model.safetensors"
+
+logger = logging.getLogger("minibert")
+
+
+def load_weights(
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    *,
+    tied: Mapping[str, str],
+    dtype: torch.dtype,
+    device: torch.device,
+    ignore_mismatched_sizes: bool = False,
+) -> tuple[dict[str, Any], list[str]]:
+    """Fills a model built on the meta device from `model.safetensors`.
+
+    Names are compared before a single value is read. Parameters that are to be initialised (a head that is not in
+    the file, or of another size if that is allowed) are left empty. `tied` names parameters that stand for others.
+
+    Returns:
+        A report (missing_keys, unexpected_keys, mismatched_keys, renamed_keys: file name to model name) and the
+        names left empty: every parameter of a head of which one was missing or of another size.
+
+    Raises:
+        CheckpointError: with every missing, unexpected and mis-shaped name.
+    """
+    path = weights_file(directory)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    with _open(path) as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # not a dict
+        sources, unexpected = _match(shapes, expected, tied, path)
+        missing = [name for name in expected if name not in sources and name not in tied]
+        mismatched = [name for name, source in sources.items() if shapes[source] != expected[name]]
+        new_heads = {head_of(name) for name in (*missing, *mismatched)}
+        present = {head_of(name) for name in sources}
+        problems = {
+            "missing": [name for name in missing if head_of(name) is None or head_of(name) in present],
+            "unexpected": [name for name in unexpected if not OTHER_HEADS.match(name)],
+            "of another shape": [
+                f"{name} ({list(shapes[sources[name]])} in the file, {list(expected[name])} in the model)"
+                for name in mismatched
+                if head_of(name) is None or not ignore_mismatched_sizes
+            ],
+        }
+        if any(problems.values()):
+            raise _does_not_fit(path, type(model).__name__, problems)
+        fresh = [name for name in expected if head_of(name) in new_heads and name not in tied]
+        state = {name: file.get_tensor(sources[name]).to(device, dtype) for name in sources if name not in fresh}
+    state |= {name: torch.empty(expected[name], dtype=dtype, device=device) for name in fresh}
+    model.load_state_dict(state, strict=False, assign=True)
+    if fresh:
+        names = ", ".join(fresh)
+        logger.warning("%s: %s not taken from %s; untrained until you train it", type(model).__name__, names, path)
+    report = {
+        "missing_keys": missing,
+        "unexpected_keys": unexpected,
+        "mismatched_keys": mismatched,
+        "renamed_keys": {source: name for name, source in sources.items() if source != name},
+    }
+    return report, fresh
+
+
+def _does_not_fit(path: Path, model_name: str, problems: Mapping[str, list[str]]) -> CheckpointError:
+    lines = [f"{path} does not fit {model_name}:"]
+    for kind, names in problems.items():
+        if names:
+            more = f", and {len(names) - 12} more" if len(names) > 12 else ""
+            lines.append(f"  - {kind} ({len(names)}): {', '.join(names[:12])}{more}")
+    if problems["of another shape"]:
+        lines.append(
+            "  Correct the config (num_labels for a classifier), or start the head anew: ignore_mismatched_sizes=True"
+        )
+    return CheckpointError("\n".join(lines))
+
+
+def weights_file(directory: str | os.PathLike[str]) -> Path:
+    """The weights in a checkpoint directory.
+
+    Raises:
+        CheckpointError: no directory, or no `model.safetensors` in it; what is there instead is named.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: expected a checkpoint directory with config.json and {WEIGHTS_NAME}")
+    path = directory / WEIGHTS_NAME
+    if not path.is_file():
+        found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:20]) or "nothing"
+        raise CheckpointError(f"{directory}: no {WEIGHTS_NAME} there; found {found}")
+    return path
+
+
+def resolve_dtype(
+    dtype: str | torch.dtype, config_dtype: str | None, directory: str | os.PathLike[str], device: torch.device
+) -> torch.dtype:
+    """The dtype to load in; "auto" is the config's, else the file's, but float32 where the CPU cannot do half.
+
+    Raises:
+        CheckpointError: not a floating dtype's name.
+    """
+    if dtype != "auto":
+        chosen = getattr(torch, str(dtype).removeprefix("torch."), None)
+        if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
+            raise CheckpointError(f"dtype: expected 'auto', 'float32', 'bfloat16' or 'float16', got {dtype!r}")
+        return chosen
+    chosen = getattr(torch, config_dtype) if config_dtype else _file_dtype(weights_file(directory))
+    if device.type == "cpu" and chosen in (torch.float16, torch.bfloat16) and not _cpu_has(chosen):
+        logger.warning("this CPU has no arithmetic for %s; the model is loaded in float32", chosen)
+        return torch.float32
+    return chosen
+
+
+def _file_dtype(path: Path) -> torch.dtype:
+    with _open(path) as file:
+        names = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        for name in file.keys():  # noqa: SIM118  # not a dict
+            if file.get_slice(name).get_dtype() in names:
+                return names[file.get_slice(name).get_dtype()]
+    return torch.float32
+
+
+def _cpu_has(dtype: torch.dtype) -> bool:
+    """Whether PyTorch has kernels for this half precision here; without, it is tens of times slower than float32."""
+    probe = "_is_mkldnn_bf16_supported" if dtype == torch.bfloat16 else "_is_mkldnn_fp16_supported"
+    return bool(getattr(torch.ops.mkldnn, probe)()) if hasattr(torch.ops.mkldnn, probe) else False
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        size = f"{path.stat().st_size:,} bytes" if path.exists() else "missing"
+        raise CheckpointError(f"{path}: incomplete or corrupt, {size} ({error}); download or copy it again") from None
+
+
+def _match(
+    names: Iterable[str], expected: Mapping[str, Any], tied: Mapping[str, str], path: Path
+) -> tuple[dict[str, str], list[str]]:
+    """Model name to file name for what the model has, and the file names that are left over."""
+    sources: dict[str, str] = {}
+    aliases: dict[str, str] = {}
+    unexpected = []
+    for source in names:
+        name = model_name(source, expected)
+        if POSITION_IDS.search(name):
+            continue
+        if name in tied:
+            aliases[tied[name]] = source
+        elif name not in expected:
+            unexpected.append(source)
+        elif name in sources:
+            raise CheckpointError(f"{path}: {sources[name]} and {source} are both {name}; keep one of them")
+        else:
+            sources[name] = source
+    return {**aliases, **sources}, unexpected  # an alias counts only where the original is not in the file

@@ -1,0 +1,307 @@
+"""BertConfig: the Hugging Face `config.json` of a BERT model, read strictly."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from minibert.errors import ConfigError
+
+CONFIG_NAME = "config.json"
+
+# fmt: off
+ACTIVATION_NAMES = frozenset({
+    "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh", "gelu_pytorch_tanh",
+    "hardswish", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu", "relu", "relu2", "relu6", "sigmoid",
+    "silu", "sqrtsoftplus", "swish", "tanh", "xielu",
+})
+# fmt: on
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+# What this encoder does not do. Any other value would change the numbers, so it is refused by name.
+REQUIRED_VALUES: dict[str, Any] = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "add_cross_attention": False,
+    "pruned_heads": {},
+    "quantization_config": None,
+}
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "num_labels",
+)
+PROBABILITIES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
+# Null means "not given" here; elsewhere it is a wrong type, since guessing a size would change the model.
+NULL_IS_DEFAULT = (
+    "num_labels",
+    "id2label",
+    "label2id",
+    "return_dict",
+    "output_hidden_states",
+    "output_attentions",
+    "tie_word_embeddings",
+    "model_type",
+)
+NEVER_KEPT = ("_name_or_path", "use_return_dict", "torch_dtype")  # a path is private; the others repeat a field
+
+logger = logging.getLogger("minibert")
+
+
+@dataclass(frozen=True, init=False)
+class BertConfig:
+    """Everything that decides what a BERT model computes; fields and defaults as in Hugging Face's `config.json`.
+
+    Frozen: a model's config cannot drift from its weights. Use `replace` for a changed copy. Keys that
+    minibert does not know are kept in `extra`, readable as attributes, and written back.
+    Field meanings: https://huggingface.co/docs/transformers/model_doc/bert#transformers.BertConfig
+
+    Raises:
+        ConfigError: listing every field of a wrong type or an impossible value, or one that asks for something
+            this encoder does not do (relative positions, a decoder, cross attention).
+    """
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int | None = 0
+    classifier_dropout: float | None = None
+    tie_word_embeddings: bool = True
+    problem_type: str | None = None
+    num_labels: int = 2
+    id2label: dict[int, str] = field(default_factory=dict)
+    label2id: dict[str, int] = field(default_factory=dict)
+    return_dict: bool = True
+    output_hidden_states: bool = False
+    output_attentions: bool = False
+    dtype: str | None = None
+    architectures: list[str] | None = None
+    model_type: str = "bert"
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __init__(self, **given: Any) -> None:
+        known = {f.name: f for f in fields(type(self)) if f.name != "extra"}
+        problems = [_did_you_mean(name, known) for name in given if name not in known]
+        self._fill(known, given, [problem for problem in problems if problem])
+
+    def _fill(self, known: Mapping[str, Any], given: Mapping[str, Any], problems: list[str]) -> None:
+        values = {name: f.default for name, f in known.items() if name not in ("id2label", "label2id")}
+        values |= {
+            name: value
+            for name, value in given.items()
+            if name in known and not (value is None and name in NULL_IS_DEFAULT)
+        }
+        values["dtype"] = _dtype_name(given)
+        wrong = {name for name in values if not _has_type(values[name], known[name].type)}
+        problems += [f"{name}: expected {known[name].type}, got {values[name]!r}" for name in known if name in wrong]
+        problems += _impossible_values({name: value for name, value in values.items() if name not in wrong}, given)
+        if not wrong & {"num_labels", "id2label", "label2id"}:
+            problems += _resolve_labels(values, given)
+        if problems:
+            raise ConfigError("unusable BERT config:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        unknown = {key: given[key] for key in given if key not in known and key not in NEVER_KEPT}
+        for name, value in {**values, "extra": unknown}.items():
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:  # only called for what is not a field
+        extra = self.__dict__.get("extra", {})
+        if name in extra:
+            return extra[name]
+        raise AttributeError(f"BertConfig has no field {name!r}")
+
+    @property
+    def head_size(self) -> int:
+        """Channels of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def classifier_dropout_prob(self) -> float:
+        """Dropout before a classifier: `classifier_dropout` (0.0 counts), else `hidden_dropout_prob`."""
+        return self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BertConfig:
+        """A config from the contents of a `config.json`; unlike in the constructor, any unknown key is kept."""
+        config = cls.__new__(cls)
+        config._fill({f.name: f for f in fields(cls) if f.name != "extra"}, data, [])
+        return config
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | os.PathLike[str], **overrides: Any) -> BertConfig:
+        """Reads `config.json` from a directory (or that file itself), then applies `overrides`, known fields only."""
+        path = Path(name_or_path)
+        path = path / CONFIG_NAME if path.is_dir() else path
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file; expected a checkpoint directory that holds {CONFIG_NAME}")
+        try:
+            data = json.loads(path.read_text(encoding="utf-8-sig"))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise ConfigError(f"{path}: not a JSON file ({error})") from None
+        if not isinstance(data, dict):
+            raise ConfigError(f"{path}: expected a JSON object, got {type(data).__name__}")
+        try:
+            return cls.from_dict(_overridden(data, overrides))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    def replace(self, **changes: Any) -> BertConfig:
+        """A copy with known fields changed; new labels or a new `num_labels` replace the old label maps."""
+        return self.from_dict(_overridden(self.to_dict(), changes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as `config.json` holds them; a null that is the field's default is left out."""
+        data = dict(self.extra)
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name != "extra" and not (value is None and f.default is None):
+                data[f.name] = dict(value) if isinstance(value, dict) else value
+        return data
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
+        """Writes `config.json` into `directory`, atomically. `torch_dtype` is added for transformers v4."""
+        data = self.to_dict()
+        if self.dtype is not None:
+            data["torch_dtype"] = self.dtype
+        target = Path(directory) / CONFIG_NAME
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _did_you_mean(name: str, known: Mapping[str, Any]) -> str | None:
+    """A problem for a key that is nearly a field: kept in silence, a typing error would leave the default in use."""
+    close = difflib.get_close_matches(name, [key for key in known if key != name], n=1, cutoff=0.85)
+    recognised = name in NEVER_KEPT or name in REQUIRED_VALUES
+    return f"{name}: unknown field; did you mean {close[0]}?" if close and not recognised else None
+
+
+def _dtype_name(given: Mapping[str, Any]) -> Any:
+    """`dtype`, else the older `torch_dtype`, as a plain name ("float16" for torch.float16)."""
+    dtype, older = (
+        str(value).removeprefix("torch.") if value is not None and not isinstance(value, (int, float, bool)) else value
+        for value in (given.get("dtype"), given.get("torch_dtype"))
+    )
+    if dtype is not None and older is not None and dtype != older:
+        logger.warning("config has dtype %s and torch_dtype %s; dtype is used", dtype, older)
+    return older if dtype is None else dtype
+
+
+def _has_type(value: Any, annotation: str) -> bool:
+    """Whether a JSON value fits a field's annotation; a bool is not a number, and infinities are not floats."""
+    for kind in annotation.split(" | "):
+        if kind == "None":
+            fits = value is None
+        elif kind == "float":
+            fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        elif kind == "int":
+            fits = isinstance(value, int) and not isinstance(value, bool)
+        elif kind == "list[str]":
+            fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        else:
+            fits = isinstance(value, {"str": str, "bool": bool}.get(kind, dict))
+        if fits:
+            return True
+    return False
+
+
+def _impossible_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Problems of the fields in `values`, which holds only those of the right type."""
+    problems = [f"{name}: must be at least 1, got {values[name]}" for name in SIZES if values.get(name, 1) < 1]
+    for name in PROBABILITIES:
+        if values.get(name) is not None and not 0 <= values[name] <= 1:
+            problems.append(f"{name}: must lie between 0 and 1, got {values[name]}")
+    for name in ("layer_norm_eps", "initializer_range"):
+        if values.get(name, 0) < 0:
+            problems.append(f"{name}: must not be negative, got {values[name]}")
+    hidden_size, num_heads = values.get("hidden_size", 0), values.get("num_attention_heads", 1)
+    if num_heads >= 1 and hidden_size % num_heads:
+        problems.append(f"num_attention_heads: {num_heads} heads do not divide hidden_size {hidden_size}")
+    pad = values.get("pad_token_id")
+    if pad is not None and not 0 <= pad < values.get("vocab_size", math.inf):
+        problems.append(f"pad_token_id: {pad} lies outside the vocabulary of {values['vocab_size']}")
+    for name, allowed in (("hidden_act", ACTIVATION_NAMES), ("problem_type", PROBLEM_TYPES), ("dtype", DTYPES)):
+        if values.get(name) is not None and values[name] not in allowed:
+            problems.append(f"{name}: {values[name]!r} is not one of {', '.join(sorted(allowed))}")
+    if values.get("model_type", "bert") != "bert":
+        problems.append(f"model_type: {values['model_type']!r} is another architecture; only 'bert' is implemented")
+    for name, required in REQUIRED_VALUES.items():
+        if given.get(name) is not None and given[name] != required:
+            problems.append(f"{name}: {given[name]!r} is not implemented; only {required!r} is")
+    return problems
+
+
+def _resolve_labels(values: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Fills num_labels, id2label and label2id from whichever are given; returns what contradicts."""
+    id2label, label2id, num_labels = (
+        given.get(name) or None if name != "num_labels" else given.get(name)
+        for name in ("id2label", "label2id", "num_labels")
+    )
+    problems = []
+    try:
+        labels = None if id2label is None else {int(key): name for key, name in id2label.items()}
+    except (TypeError, ValueError):
+        return [f"id2label: keys must be the integers 0, 1, ..., got {list(id2label or ())!r}"]
+    if labels is None and label2id is not None:
+        labels = {key: name for name, key in label2id.items()}
+    if labels is None:
+        labels = {index: f"LABEL_{index}" for index in range(values["num_labels"])}
+    labels = dict(sorted(labels.items(), key=lambda item: (isinstance(item[0], str), item[0])))
+    if list(labels) != list(range(len(labels))):
+        problems.append(f"id2label: ids must be 0 to {len(labels) - 1} without gaps, got {list(labels)}")
+    if not all(isinstance(name, str) for name in labels.values()):
+        problems.append(f"id2label: label names must be strings, got {list(labels.values())}")
+    elif len(set(labels.values())) < len(labels):
+        problems.append(f"id2label: label names must differ, got {list(labels.values())}")
+    else:
+        inverse = {name: index for index, name in labels.items()}
+        if label2id is not None and label2id != inverse:
+            problems.append(f"label2id: {label2id} contradicts id2label {labels}; correct one or leave it out")
+        values["label2id"] = inverse
+    if num_labels is not None and num_labels != len(labels):
+        problems.append(f"num_labels: {num_labels} contradicts id2label, which names {len(labels)} labels")
+    values |= {"id2label": labels, "num_labels": len(labels)}
+    return problems
+
+
+def _overridden(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` with `overrides`; labels given anew replace the label fields that would contradict them."""
+    known = [f.name for f in fields(BertConfig) if f.name != "extra"]
+    unknown = [name for name in overrides if name not in known]
+    if unknown:
+        hints = [_did_you_mean(name, dict.fromkeys(known)) or f"{name}: not a field of BertConfig" for name in unknown]
+        raise ConfigError("unusable override: " + "; ".join(hints))
+    merged = {**data, **overrides}
+    dropped: set[str] = {"torch_dtype"} if "dtype" in overrides else set()
+    label_fields = {"num_labels", "id2label", "label2id"}
+    if overrides.keys() & label_fields:
+        count = len(data.get("id2label") or ()) or data.get("num_labels", 2)
+        if set(overrides) & label_fields != {"num_labels"} or overrides["num_labels"] != count:
+            dropped |= label_fields - overrides.keys()
+    return {key: value for key, value in merged.items() if key not in dropped}

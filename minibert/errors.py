@@ -1,0 +1,17 @@
+"""The errors minibert raises on bad input. All derive from `MinibertError`, itself a `ValueError`."""
+
+
+class MinibertError(ValueError):
+    """Input that cannot be used: the message says what was expected, what came and what to do."""
+
+
+class ConfigError(MinibertError):
+    """A model configuration with unusable fields; every problem is listed, with field and value."""
+
+
+class CheckpointError(MinibertError):
+    """A checkpoint that cannot be loaded whole; names the file, the keys and their shapes."""
+
+
+class DataError(MinibertError):
+    """Text or labels that cannot be read; names the file, the line and what was expected."""

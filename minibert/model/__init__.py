@@ -1,0 +1,1 @@
+"""What BERT is: attention, embeddings, encoder and task heads."""

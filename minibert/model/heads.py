@@ -1,0 +1,374 @@
+"""BERT's task heads. Each works on packed tokens; padding comes back once, in the logits.
+
+Shapes: B sequences of S cells, T packed tokens, C hidden channels, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minibert.config import BertConfig
+from minibert.errors import ConfigError, MinibertError
+from minibert.model.activations import activation
+from minibert.model.encoder import BertModel, PackedOutput
+from minibert.model.outputs import HeadOutput, PreTrainingOutput, QuestionAnsweringOutput
+from minibert.model.packing import Packing, is_tracing
+from minibert.model.pretrained import BertPreTrainedModel
+
+IGNORED_LABEL = -100
+
+
+def classification_loss(logits: Tensor, labels: Tensor, num_items: int | Tensor | None = None) -> Tensor:
+    """Cross entropy of logits (N, classes) against labels (N,), in float32.
+
+    The mean over labelled rows (-100 is no label), which is 0.0 with zero gradients when there are none; or, with
+    `num_items`, the sum divided by it, so that the losses of accumulated batches add up to that of one large batch.
+
+    Raises:
+        MinibertError: labels of another shape, or (on CPU) outside the classes.
+    """
+    if labels.shape != logits.shape[:1]:
+        raise MinibertError(f"labels: expected {len(logits)} of them, got shape {tuple(labels.shape)}")
+    is_label = labels != IGNORED_LABEL
+    if labels.device.type == "cpu" and not is_tracing():
+        wrong = labels[is_label & ((labels < 0) | (labels >= logits.shape[1]))]
+        if wrong.numel():
+            classes = f"0 to {logits.shape[1] - 1}, or {IGNORED_LABEL} for none"
+            raise MinibertError(f"labels: expected {classes}, got {wrong[0].item()}")
+    total = F.cross_entropy(logits.float(), labels.long(), ignore_index=IGNORED_LABEL, reduction="sum")
+    return total / (is_label.sum().clamp(min=1) if num_items is None else num_items)
+
+
+def _token_loss(logits: Tensor, labels: Tensor, packing: Packing, num_items: int | Tensor | None) -> Tensor:
+    """The loss of packed logits (T, classes) against labels (B, S); a padded position has no label."""
+    if labels.shape != (packing.batch_size, packing.seq_len):
+        wanted = (packing.batch_size, packing.seq_len)
+        raise MinibertError(f"labels: expected shape {wanted}, one for each token, got {tuple(labels.shape)}")
+    if packing.padding is not None:
+        labels = labels.masked_fill(packing.padding, IGNORED_LABEL)
+    return classification_loss(logits, packing.pack(labels), num_items)
+
+
+class BertTaskModel(BertPreTrainedModel):
+    """A task model whose forward has the common signature; a subclass gives it a `head`."""
+
+    bert: BertModel
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: int | Tensor | None = None,
+    ) -> Any:
+        """Encodes a batch and applies the head.
+
+        Args:
+            input_ids, ..., inputs_embeds: as in `BertModel`.
+            labels: what the class describes; -100 means no label.
+            output_attentions, output_hidden_states, return_dict: as in `BertModel`.
+            num_items_in_batch: divide the summed loss by this number instead of taking the mean.
+
+        Returns:
+            loss (if there are labels) and logits, then hidden_states and attentions if asked for.
+
+        Raises:
+            MinibertError: inputs or labels that do not fit the model or each other.
+        """
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        encoded = self.bert(*inputs, output_attentions, output_hidden_states, packed=True)
+        return self.result(self.head(encoded, labels, num_items_in_batch), return_dict)
+
+    def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
+        """Logits, and the loss if there are labels, from what the encoder made."""
+        raise NotImplementedError
+
+
+def _head_output(encoded: PackedOutput, loss: Tensor | None, logits: Tensor) -> HeadOutput:
+    return HeadOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+
+
+class BertForTokenClassification(BertTaskModel):
+    """A label for every token: logits (B, S, num_labels), 0 at padding; labels (B, S)."""
+
+    def __init__(self, config: BertConfig, attn_implementation: str = "sdpa") -> None:
+        super().__init__(config)
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.dropout = nn.Dropout(config.classifier_dropout_prob)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init(attn_implementation)
+
+    def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
+        logits = self.classifier(self.dropout(encoded.tokens))  # (T, num_labels)
+        loss = None if labels is None else _token_loss(logits, labels, encoded.packing, num_items)
+        return _head_output(encoded, loss, encoded.packing.unpack(logits))
+
+
+class BertPredictionTransform(nn.Module):
+    """The dense layer between encoder and vocabulary."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.transform_act_fn = activation(config.hidden_act)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        normed: Tensor = self.LayerNorm(self.transform_act_fn(self.dense(tokens)))
+        return normed
+
+
+class BertLMPredictionHead(nn.Module):
+    """Scores of the whole vocabulary; its matrix is usually the word embeddings'."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.transform = BertPredictionTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the Hub's name for the decoder's bias
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores: Tensor = self.decoder(self.transform(tokens))
+        return scores
+
+
+class BertPretrainingHeads(nn.Module):
+    """The heads BERT was pretrained with, under the Hub's prefix `cls`."""
+
+    def __init__(self, config: BertConfig, predictions: bool = True, seq_relationship: bool = True) -> None:
+        super().__init__()
+        if predictions:
+            self.predictions = BertLMPredictionHead(config)
+        if seq_relationship:
+            self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+
+LM_TIED_WEIGHTS = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
+
+class BertForMaskedLM(BertTaskModel):
+    """The token that was masked: logits (B, S, V), 0 at padding; labels (B, S)."""
+
+    tied_weights = LM_TIED_WEIGHTS
+
+    def __init__(self, config: BertConfig, attn_implementation: str = "sdpa") -> None:
+        super().__init__(config)
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.cls = BertPretrainingHeads(config, seq_relationship=False)
+        self.post_init(attn_implementation)
+
+    def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
+        logits = self.cls.predictions(encoded.tokens)  # (T, V)
+        loss = None if labels is None else _token_loss(logits, labels, encoded.packing, num_items)
+        return _head_output(encoded, loss, encoded.packing.unpack(logits))
+
+
+class BertForNextSentencePrediction(BertTaskModel):
+    """Whether the second sentence follows the first: logits (B, 2), 0 = it does; labels (B,)."""
+
+    def __init__(self, config: BertConfig, attn_implementation: str = "sdpa") -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.cls = BertPretrainingHeads(config, predictions=False)
+        self.post_init(attn_implementation)
+
+    def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
+        logits = self.cls.seq_relationship(encoded.pooler_output)
+        loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items)
+        return _head_output(encoded, loss, logits)
+
+
+class BertForPreTraining(BertPreTrainedModel):
+    """Both pretraining heads at once: prediction_logits (B, S, V) and seq_relationship_logits (B, 2)."""
+
+    bert: BertModel
+    tied_weights = LM_TIED_WEIGHTS
+
+    def __init__(self, config: BertConfig, attn_implementation: str = "sdpa") -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.cls = BertPretrainingHeads(config)
+        self.post_init(attn_implementation)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: int | Tensor | None = None,
+    ) -> Any:
+        """As `BertTaskModel.forward`, with `labels` (B, S) for the tokens and `next_sentence_label` (B,).
+
+        The loss is the sum of both, and is there only if both labels are. `num_items_in_batch` counts tokens.
+        """
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        encoded = self.bert(*inputs, output_attentions, output_hidden_states, packed=True)
+        predictions = self.cls.predictions(encoded.tokens)  # (T, V)
+        seq_relationship = self.cls.seq_relationship(encoded.pooler_output)
+        loss = None
+        if labels is not None and next_sentence_label is not None:
+            loss = _token_loss(predictions, labels, encoded.packing, num_items_in_batch)
+            loss = loss + classification_loss(seq_relationship, next_sentence_label.flatten())
+        output = PreTrainingOutput(
+            loss=loss,
+            prediction_logits=encoded.packing.unpack(predictions),
+            seq_relationship_logits=seq_relationship,
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )
+        return self.result(output, return_dict)
+
+
+class BertForSequenceClassification(BertTaskModel):
+    """A label, labels or numbers for the whole sequence: logits (B, num_labels).
+
+    `config.problem_type` says which: "single_label_classification" (labels (B,)), "multi_label_classification"
+    (labels (B, num_labels) of 0.0 and 1.0) or "regression" (labels like the logits, or (B,) for one number). If it
+    says nothing: one label is a regression, integer labels are classes, float labels are several at once.
+    """
+
+    def __init__(self, config: BertConfig, attn_implementation: str = "sdpa") -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.dropout = nn.Dropout(config.classifier_dropout_prob)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init(attn_implementation)
+
+    def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
+        logits = self.classifier(self.dropout(encoded.pooler_output))
+        return _head_output(encoded, None if labels is None else self._loss(logits, labels, num_items), logits)
+
+    def _loss(self, logits: Tensor, labels: Tensor, num_items: int | Tensor | None) -> Tensor:
+        problem = self.config.problem_type
+        if problem is None:
+            problem = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+            problem = "regression" if self.config.num_labels == 1 else problem
+        if problem == "single_label_classification":
+            return classification_loss(logits, labels.flatten(), num_items)
+        if labels.numel() != logits.numel():
+            shapes = f"{tuple(logits.shape)}, got {tuple(labels.shape)}"
+            raise MinibertError(f"labels: expected shape {shapes} for problem_type {problem}")
+        function = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
+        total = function(logits.float(), labels.reshape(logits.shape).float(), reduction="sum")
+        return total / (logits.numel() if num_items is None else num_items)
+
+
+class BertForMultipleChoice(BertTaskModel):
+    """Which of N choices fits: inputs (B, N, S), logits (B, N); labels (B,)."""
+
+    def __init__(self, config: BertConfig, attn_implementation: str = "sdpa") -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.dropout = nn.Dropout(config.classifier_dropout_prob)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init(attn_implementation)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: int | Tensor | None = None,
+    ) -> Any:
+        """As `BertTaskModel.forward`, with a dimension of choices after the batch in every input."""
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        num_choices = next((x.shape[1] for x in (input_ids, inputs_embeds) if x is not None and x.dim() >= 3), None)
+        if num_choices is None:
+            raise MinibertError(
+                "expected input_ids (batch, choices, sequence), or inputs_embeds with one dimension more"
+            )
+        flat = (None if x is None else x.flatten(0, 1) for x in inputs)
+        encoded = self.bert(*flat, output_attentions, output_hidden_states, packed=True)
+        logits = self.classifier(self.dropout(encoded.pooler_output)).view(-1, num_choices)
+        loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items_in_batch)
+        return self.result(_head_output(encoded, loss, logits), return_dict)
+
+
+class BertForQuestionAnswering(BertPreTrainedModel):
+    """Where the answer starts and ends: start_logits and end_logits (B, S), 0 at padding.
+
+    Since padding scores 0 and not minus infinity, mask it before an argmax. The loss knows: it is taken over real
+    tokens only, so padding a sequence does not change it.
+    """
+
+    bert: BertModel
+
+    def __init__(self, config: BertConfig, attn_implementation: str = "sdpa") -> None:
+        super().__init__(config)
+        if config.num_labels != 2:
+            raise ConfigError(f"num_labels: question answering scores start and end, 2, got {config.num_labels}")
+        self.bert = BertModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init(attn_implementation)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: int | Tensor | None = None,
+    ) -> Any:
+        """As `BertTaskModel.forward`, with `start_positions` and `end_positions` (B,) for labels.
+
+        A position beyond the sequence, or at padding, is no label: its answer was cut away. The loss is the mean
+        of both parts.
+        """
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        encoded = self.bert(*inputs, output_attentions, output_hidden_states, packed=True)
+        logits = self.qa_outputs(encoded.tokens)  # (T, 2)
+        start_logits, end_logits = encoded.packing.unpack(logits).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            real = encoded.packing.unpack(torch.ones_like(logits[:, :1])).squeeze(-1).bool()
+            parts = ((start_logits, start_positions), (end_logits, end_positions))
+            loss = sum(_position_loss(*part, real, num_items_in_batch) for part in parts) / 2
+        output = QuestionAnsweringOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )
+        return self.result(output, return_dict)
+
+
+def _position_loss(logits: Tensor, positions: Tensor, real: Tensor, num_items: int | Tensor | None) -> Tensor:
+    """Cross entropy over the real positions of (B, S), from a position in each row."""
+    positions = positions.flatten().clamp(min=0)
+    inside = positions.clamp(max=logits.shape[1] - 1)
+    is_real = (positions == inside) & real.gather(1, inside[:, None]).squeeze(1)
+    scores = logits.masked_fill(~real, torch.finfo(logits.dtype).min)
+    return classification_loss(scores, inside.masked_fill(~is_real, IGNORED_LABEL), num_items)

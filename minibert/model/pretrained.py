@@ -1,0 +1,225 @@
+"""What every BERT model shares: initialisation, loading, saving, and switches that reach into the encoder."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+
+from minibert.checkpoint.loading import load_weights, resolve_dtype
+from minibert.checkpoint.saving import save_weights
+from minibert.config import BertConfig
+from minibert.model.activations import XIELU
+from minibert.model.attention import MultiHeadAttention
+from minibert.model.outputs import ModelOutput
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Output = TypeVar("Output", bound=ModelOutput)
+
+
+class BertPreTrainedModel(nn.Module):
+    """Base of all models. A subclass builds its modules and then calls `post_init`."""
+
+    base_model_prefix = "bert"  # where a task model keeps its BertModel, as in transformers
+    tied_weights: ClassVar[Mapping[str, str]] = {}
+    config: BertConfig
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def post_init(self, attn_implementation: str) -> None:
+        """Initialises the modules just built, ties the shared ones and chooses the attention function."""
+        self.init_weights()
+        self.tie_weights()
+        self.set_attn_implementation(attn_implementation)
+
+    def init_weights(self, only: Collection[str] | None = None) -> None:
+        """Draws BERT's initial weights: normal with `initializer_range`, zero biases, zero padding row.
+
+        A nested model is left as it initialised itself. With `only`, just the modules with these parameters are drawn.
+        """
+        nested = tuple(f"{name}." for name, child in self.named_children() if isinstance(child, BertPreTrainedModel))
+        for name, module in self.named_modules():
+            owned = [f"{name}.{parameter}".lstrip(".") for parameter, _ in module.named_parameters(recurse=False)]
+            if owned and (not f"{name}.".startswith(nested or ("\0",)) if only is None else set(owned) <= set(only)):
+                _init_module(module, self.config)
+
+    def tie_weights(self) -> None:
+        """Makes tied parameters one object, if the config ties them."""
+        for alias, source in self.tied_names().items():
+            owner, _, attribute = alias.rpartition(".")
+            setattr(self.get_submodule(owner), attribute, self.get_parameter(source))
+
+    def tied_names(self) -> Mapping[str, str]:
+        """Which parameter names stand for which others, as the config says."""
+        return self.tied_weights if self.config.tie_word_embeddings else {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The parameters' dtype."""
+        return next(self.parameters()).dtype
+
+    def num_parameters(self, only_trainable: bool = False) -> int:
+        """Number of parameters, shared ones counted once."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad or not only_trainable)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The word embeddings."""
+        name = next(name for name, _ in self.named_modules() if name.endswith("embeddings.word_embeddings"))
+        embeddings = self.get_submodule(name)
+        assert isinstance(embeddings, nn.Embedding)
+        return embeddings
+
+    def set_attn_implementation(self, attn_implementation: str) -> None:
+        """Chooses the attention function of every layer, "sdpa" or "eager"."""
+        for module in self.modules():
+            if isinstance(module, MultiHeadAttention):
+                module.set_attn_implementation(attn_implementation)
+
+    def activation_checkpointing_enable(
+        self, activation_checkpointing_kwargs: dict[str, Any] | None = None, every_n_layers: int = 1
+    ) -> None:
+        """Trades time for memory: layers keep no activations in training and are run again in the backward pass.
+
+        Args:
+            activation_checkpointing_kwargs: for `torch.utils.checkpoint.checkpoint`; default `use_reentrant=False`.
+            every_n_layers: 1 for every layer, 2 for every second one, ...
+        """
+        self._set_checkpointing(max(1, every_n_layers), activation_checkpointing_kwargs or {"use_reentrant": False})
+
+    def activation_checkpointing_disable(self) -> None:
+        """Keeps activations again."""
+        self._set_checkpointing(0, {})
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+        """The name `transformers` used before v5 for `activation_checkpointing_enable`."""
+        self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
+
+    def gradient_checkpointing_disable(self) -> None:
+        """The name `transformers` used before v5 for `activation_checkpointing_disable`."""
+        self.activation_checkpointing_disable()
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether layers are recomputed in the backward pass."""
+        return any(getattr(module, "checkpoint_every", 0) > 0 for module in self.modules())
+
+    def _set_checkpointing(self, every: int, kwargs: dict[str, Any]) -> None:
+        encoder = next(module for name, module in self.named_modules() if name.endswith("encoder"))
+        vars(encoder).update(checkpoint_every=every, checkpoint_kwargs=kwargs)
+
+    def result(self, output: Output, return_dict: bool | None) -> Output | tuple[Any, ...]:
+        """`output`, or the plain tuple if `return_dict`, else the config, asks for that."""
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if as_dict else output.to_tuple()
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls, name_or_path: str | os.PathLike[str], *, output_loading_info: Literal[False] = False, **options: Any
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls, name_or_path: str | os.PathLike[str], *, output_loading_info: Literal[True], **options: Any
+    ) -> tuple[Self, dict[str, Any]]: ...
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | os.PathLike[str],
+        *,
+        dtype: str | torch.dtype = "auto",
+        attn_implementation: str = "sdpa",
+        device: str | torch.device | None = None,
+        ignore_mismatched_sizes: bool = False,
+        output_loading_info: bool = False,
+        **config_overrides: Any,
+    ) -> Self | tuple[Self, dict[str, Any]]:
+        """Loads a checkpoint directory: `config.json` and `model.safetensors`, in any of the Hub's spellings.
+
+        Args:
+            name_or_path: the directory.
+            dtype: "auto" (the config's dtype, else the file's; float32 for half precision on a CPU that has no
+                arithmetic for it), or the dtype of all parameters.
+            attn_implementation: "sdpa" or "eager".
+            device: where to put the model; default CPU. On CPU, weights of the file's own dtype stay mapped from
+                it and are read on first use; they are private to the process, so training leaves the file alone.
+            ignore_mismatched_sizes: initialise a head of another size instead of refusing it.
+            output_loading_info: return a pair of model and report: `missing_keys` (initialised), `unexpected_keys`
+                (other heads', left out), `mismatched_keys`, `renamed_keys`.
+            config_overrides: config fields to change, such as `num_labels` or `id2label`.
+
+        Returns:
+            The model in eval mode. A head that is not in the file is initialised and reported in the log.
+
+        Raises:
+            ConfigError: the config cannot be used.
+            CheckpointError: the file cannot be read, or its tensors do not fit the model: everything that is
+                missing, unexpected or of another shape is listed at once.
+        """
+        config = BertConfig.from_pretrained(name_or_path, **config_overrides)
+        with torch.device("meta"):
+            model = cls(config, attn_implementation=attn_implementation)  # type: ignore[call-arg]
+        target = torch.device("cpu" if device is None else device)
+        chosen = resolve_dtype(dtype, config.dtype, name_or_path, target)
+        report, fresh = load_weights(
+            model,
+            name_or_path,
+            tied=model.tied_names(),
+            dtype=chosen,
+            device=target,
+            ignore_mismatched_sizes=ignore_mismatched_sizes,
+        )
+        model.config = config.replace(dtype=str(chosen).removeprefix("torch."))
+        for module in model.modules():
+            if isinstance(module, BertPreTrainedModel):
+                module.config = model.config
+        model.init_weights(only=fresh)
+        model.tie_weights()
+        model.eval()
+        return (model, report) if output_loading_info else model
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
+        """Writes `config.json` and `model.safetensors`, for `from_pretrained` here and in `transformers`."""
+        save_weights(self, directory, tied=self.tied_names())
+        dtype = str(self.dtype).removeprefix("torch.")
+        self.config.replace(architectures=[type(self).__name__], dtype=dtype).save_pretrained(directory)
+
+
+def _init_module(module: nn.Module, config: BertConfig) -> None:
+    """Initial values of one module's own parameters (as google-research/bert and transformers have them)."""
+    with torch.no_grad():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=config.initializer_range)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, nn.PReLU):
+            nn.init.constant_(module.weight, 0.25)
+        elif isinstance(module, XIELU):
+            module.reset_parameters()
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            module.weight[module.padding_idx].zero_()
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, Tensor):
+            nn.init.zeros_(bias)
+
+
+def warn_of_unmasked_padding(input_ids: Tensor, pad_token_id: int | None) -> None:
+    """Warns of padding without a mask, which changes every real token's result (on CPU, where looking is free)."""
+    if pad_token_id is not None and input_ids.device.type == "cpu" and bool((input_ids == pad_token_id).any()):
+        warnings.warn(
+            f"input_ids hold the padding id {pad_token_id} but there is no attention_mask: padding is read as text",
+            stacklevel=4,
+        )
