@@ -65,9 +65,6 @@ def load_weights(
         state = {name: file.get_tensor(sources[name]).to(device, dtype) for name in sources if name not in fresh}
     state |= {name: torch.empty(expected[name], dtype=dtype, device=device) for name in fresh}
     model.load_state_dict(state, strict=False, assign=True)
-    if fresh:
-        names = ", ".join(fresh)
-        logger.warning("%s: %s not taken from %s; untrained until you train it", type(model).__name__, names, path)
     report = {
         "missing_keys": missing,
         "unexpected_keys": unexpected,

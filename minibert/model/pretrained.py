@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Collection, Mapping
@@ -19,6 +20,8 @@ from minibert.model.outputs import ModelOutput
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+logger = logging.getLogger("minibert")
 
 Output = TypeVar("Output", bound=ModelOutput)
 
@@ -45,10 +48,13 @@ class BertPreTrainedModel(nn.Module):
 
         A nested model is left as it initialised itself. With `only`, just the modules with these parameters are drawn.
         """
+        if self.device.type == "meta":
+            return  # a checkpoint is going to fill it
         nested = tuple(f"{name}." for name, child in self.named_children() if isinstance(child, BertPreTrainedModel))
         for name, module in self.named_modules():
-            owned = [f"{name}.{parameter}".lstrip(".") for parameter, _ in module.named_parameters(recurse=False)]
-            if owned and (not f"{name}.".startswith(nested or ("\0",)) if only is None else set(owned) <= set(only)):
+            owned = {f"{name}.{parameter}" for parameter, _ in module.named_parameters(recurse=False)}
+            wanted = not name.startswith(nested) if only is None else owned <= set(only)
+            if owned and wanted:
                 _init_module(module, self.config)
 
     def tie_weights(self) -> None:
@@ -157,8 +163,8 @@ class BertPreTrainedModel(nn.Module):
             device: where to put the model; default CPU. On CPU, weights of the file's own dtype stay mapped from
                 it and are read on first use; they are private to the process, so training leaves the file alone.
             ignore_mismatched_sizes: initialise a head of another size instead of refusing it.
-            output_loading_info: return a pair of model and report: `missing_keys` (initialised), `unexpected_keys`
-                (other heads', left out), `mismatched_keys`, `renamed_keys`.
+            output_loading_info: return a pair of model and report instead of logging: `missing_keys` (initialised),
+                `unexpected_keys` (other heads', left out), `mismatched_keys`, `renamed_keys`.
             config_overrides: config fields to change, such as `num_labels` or `id2label`.
 
         Returns:
@@ -189,7 +195,11 @@ class BertPreTrainedModel(nn.Module):
         model.init_weights(only=fresh)
         model.tie_weights()
         model.eval()
-        return (model, report) if output_loading_info else model
+        if output_loading_info:
+            return model, report
+        if fresh:
+            logger.warning("%s: %s not taken from %s; train before use", cls.__name__, ", ".join(fresh), name_or_path)
+        return model
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Writes `config.json` and `model.safetensors`, for `from_pretrained` here and in `transformers`."""

@@ -1,0 +1,138 @@
+"""Texts in, a label for every token out. (Entities follow; this is what they will be made from.)"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tokenizers import Encoding, Tokenizer
+
+from minibert.errors import CheckpointError
+from minibert.model.heads import BertForTokenClassification
+from minibert.text.tokenizer import load_tokenizer
+from minibert.text.windows import Window, windows
+
+logger = logging.getLogger("minibert")
+
+OVERLAP = 64  # tokens that two windows of a long text share, so that each is read with context on both sides
+MAX_TOKENS_PER_BATCH = 4096
+
+
+@dataclass(frozen=True)
+class TokenLabel:
+    """One token of a text: `text[start:end]` as the caller wrote it, its label, and the label's probability."""
+
+    label: str
+    start: int
+    end: int
+    text: str
+    score: float
+
+
+class TokenClassifier:
+    """A token-classification model with its tokeniser.
+
+    Args:
+        model: the model; its mode (training or eval) is left as it is found.
+        tokenizer: the tokeniser of the same checkpoint.
+
+    Raises:
+        CheckpointError: the tokeniser has ids beyond the model's word embeddings, or adds other special tokens than
+            one in front and one behind.
+    """
+
+    def __init__(self, model: BertForTokenClassification, tokenizer: Tokenizer) -> None:
+        largest, rows = max(tokenizer.get_vocab().values()), model.config.vocab_size
+        if largest >= rows:
+            raise CheckpointError(
+                f"the tokenizer's largest id is {largest} but the word embeddings have {rows} rows (vocab_size): "
+                "tokenizer and checkpoint do not match"
+            )
+        frame = tokenizer.encode("").ids
+        if len(frame) != 2:
+            raise CheckpointError(f"expected a tokenizer that adds [CLS] and [SEP], got {len(frame)} special tokens")
+        self.model, self.tokenizer = model, tokenizer
+        self._first_id, self._last_id = frame
+        self._window_size = model.config.max_position_embeddings - len(frame)
+        self._overlap = min(OVERLAP, self._window_size // 4)
+
+    @classmethod
+    def from_pretrained(
+        cls, directory: str | os.PathLike[str], *, allow_untrained_head: bool = False, **options: Any
+    ) -> TokenClassifier:
+        """Loads a checkpoint directory; `options` as for `BertForTokenClassification.from_pretrained`.
+
+        Raises:
+            CheckpointError: as there; or the checkpoint has no token-classification head, whose labels would be
+                random, and `allow_untrained_head` is False.
+        """
+        model, report = BertForTokenClassification.from_pretrained(directory, output_loading_info=True, **options)
+        if report["missing_keys"] or report["mismatched_keys"]:
+            if not allow_untrained_head:
+                raise CheckpointError(
+                    f"{directory}: no trained token-classification head of {model.config.num_labels} labels in this "
+                    "checkpoint; fine-tune it first, or pass allow_untrained_head (--allow-untrained-head) for random labels"
+                )
+            logger.warning("%s: the token-classification head is untrained; its labels are random", directory)
+        return cls(model, load_tokenizer(directory))
+
+    def label_tokens(self, texts: Sequence[str]) -> list[list[TokenLabel]]:
+        """The label of every token of every text, in order; special tokens have none.
+
+        A text longer than the model is read in overlapping windows; nothing is cut off.
+
+        Raises:
+            TypeError: a text is not a string.
+        """
+        for text in texts:
+            if not isinstance(text, str):
+                raise TypeError(f"expected a string, got {text!r}")
+        encodings = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        results: list[list[TokenLabel]] = [[] for _ in texts]
+        names = self.model.config.id2label
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            for batch in self._batches(encodings):
+                logits = self._logits([encodings[row].ids[window.start : window.end] for row, window in batch])
+                scores, labels = logits.float().softmax(-1).max(-1)
+                for (row, window), row_scores, row_labels in zip(batch, scores.tolist(), labels.tolist(), strict=True):
+                    for token in range(window.first, window.last):
+                        start, end = encodings[row].offsets[token]
+                        cell = token - window.start + 1  # the first cell is [CLS]
+                        results[row].append(
+                            TokenLabel(names[row_labels[cell]], start, end, texts[row][start:end], row_scores[cell])
+                        )
+        finally:
+            self.model.train(was_training)
+        return results
+
+    def _batches(self, encodings: Sequence[Encoding]) -> Iterator[list[tuple[int, Window]]]:
+        """Every window of every text, as many at a time as `MAX_TOKENS_PER_BATCH` cells hold."""
+        batch: list[tuple[int, Window]] = []
+        longest = 0
+        for row, encoding in enumerate(encodings):
+            for window in windows(len(encoding.ids), self._window_size, self._overlap):
+                longest = max(longest, window.end - window.start + 2)
+                if batch and longest * (len(batch) + 1) > MAX_TOKENS_PER_BATCH:
+                    yield batch
+                    batch, longest = [], window.end - window.start + 2
+                batch.append((row, window))
+        if batch:
+            yield batch
+
+    @torch.inference_mode()
+    def _logits(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+        longest = max(map(len, sequences)) + 2
+        input_ids = torch.full((len(sequences), longest), self.model.config.pad_token_id or 0)
+        mask = torch.zeros_like(input_ids)
+        for row, ids in enumerate(sequences):
+            input_ids[row, : len(ids) + 2] = torch.tensor([self._first_id, *ids, self._last_id])
+            mask[row, : len(ids) + 2] = 1
+        device = self.model.device
+        logits: torch.Tensor = self.model(input_ids.to(device), mask.to(device), return_dict=False)[0]
+        return logits

@@ -1,0 +1,64 @@
+"""The checkpoint's own tokeniser, read by the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tokenizers import BertWordPieceTokenizer, Tokenizer
+
+from minibert.errors import CheckpointError
+
+
+def load_tokenizer(directory: str | os.PathLike[str]) -> Tokenizer:
+    """Reads `tokenizer.json`, or else `vocab.txt` with the settings of `tokenizer_config.json`.
+
+    Truncation and padding that the file asks for are switched off: text is never cut here, and a batch is padded
+    where it is made. Offsets are code points of the text given.
+
+    Raises:
+        CheckpointError: neither file is there, or one cannot be read.
+    """
+    directory = Path(directory)
+    whole, vocabulary = directory / "tokenizer.json", directory / "vocab.txt"
+    if whole.is_file():
+        try:
+            tokenizer = Tokenizer.from_file(str(whole))
+        except Exception as error:  # noqa: BLE001  # the library raises no narrower class
+            raise CheckpointError(f"{whole}: not a tokenizer file ({error})") from None
+    elif vocabulary.is_file():
+        tokenizer = _from_vocabulary(vocabulary, _settings(directory / "tokenizer_config.json"))
+    else:
+        raise CheckpointError(f"{directory}: expected tokenizer.json or vocab.txt beside the weights, found neither")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: not a JSON file ({error})") from None
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(settings).__name__}")
+    return settings
+
+
+def _from_vocabulary(path: Path, settings: dict[str, Any]) -> Tokenizer:
+    """BERT's basic tokenisation and WordPiece, set as the slow tokenisers of google-research/bert are."""
+    try:
+        tokenizer = BertWordPieceTokenizer(
+            str(path),
+            lowercase=settings.get("do_lower_case", True),
+            strip_accents=settings.get("strip_accents"),
+            handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        )
+    except Exception as error:  # noqa: BLE001  # the library raises no narrower class
+        raise CheckpointError(f"{path}: not a BERT vocabulary ({error})") from None
+    inner: Tokenizer = tokenizer._tokenizer
+    return inner
