@@ -53,8 +53,8 @@ class XIELU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         positive = F.softplus(self.alpha_p) * x * x
-        negative = (self.beta + F.softplus(self.alpha_n)) * (torch.expm1(torch.minimum(x, self.eps)) - x)
-        return torch.where(x > 0, positive, negative) + self.beta * x
+        negative = (torch.expm1(torch.minimum(x, self.eps)) - x) * (self.beta + F.softplus(self.alpha_n))
+        return torch.where(x > 0, positive + self.beta * x, negative + self.beta * x)
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

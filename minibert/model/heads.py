@@ -23,7 +23,7 @@ IGNORED_LABEL = -100
 
 
 def classification_loss(logits: Tensor, labels: Tensor, num_items: int | Tensor | None = None) -> Tensor:
-    """Cross entropy of logits (N, classes) against labels (N,), in float32.
+    """Cross entropy of logits (N, classes) against labels (N,), in float32 at least.
 
     The mean over labelled rows (-100 is no label), which is 0.0 with zero gradients when there are none; or, with
     `num_items`, the sum divided by it, so that the losses of accumulated batches add up to that of one large batch.
@@ -39,8 +39,13 @@ def classification_loss(logits: Tensor, labels: Tensor, num_items: int | Tensor 
         if wrong.numel():
             classes = f"0 to {logits.shape[1] - 1}, or {IGNORED_LABEL} for none"
             raise MinibertError(f"labels: expected {classes}, got {wrong[0].item()}")
-    total = F.cross_entropy(logits.float(), labels.long(), ignore_index=IGNORED_LABEL, reduction="sum")
+    total = F.cross_entropy(_widen(logits), labels.long(), ignore_index=IGNORED_LABEL, reduction="sum")
     return total / (is_label.sum().clamp(min=1) if num_items is None else num_items)
+
+
+def _widen(logits: Tensor) -> Tensor:
+    """Half precision to float32: a sum over a batch needs the digits."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _token_loss(logits: Tensor, labels: Tensor, packing: Packing, num_items: int | Tensor | None) -> Tensor:
@@ -269,7 +274,8 @@ class BertForSequenceClassification(BertTaskModel):
             shapes = f"{tuple(logits.shape)}, got {tuple(labels.shape)}"
             raise MinibertError(f"labels: expected shape {shapes} for problem_type {problem}")
         function = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
-        total = function(logits.float(), labels.reshape(logits.shape).float(), reduction="sum")
+        logits = _widen(logits)
+        total = function(logits, labels.reshape(logits.shape).to(logits.dtype), reduction="sum")
         return total / (logits.numel() if num_items is None else num_items)
 
 
