@@ -140,7 +140,9 @@ def test_every_problem_type_of_sequence_classification(problem_type: str | None,
     one = {"num_labels": 1, "problem_type": problem_type}
     if problem_type in (None, "regression"):
         inputs["labels"] = torch.randn(3)
-        assert difference_over_all(*run_both("BertForSequenceClassification", "sdpa", inputs, **one), inputs) < TOLERANCE
+        assert (
+            difference_over_all(*run_both("BertForSequenceClassification", "sdpa", inputs, **one), inputs) < TOLERANCE
+        )
 
 
 def test_an_untied_decoder() -> None:
@@ -231,7 +233,9 @@ def test_a_plain_tuple_has_the_order_of_transformers(head: str) -> None:
 def test_forward_takes_every_argument_of_transformers_encoder_by_the_same_position(head: str) -> None:
     mine = list(inspect.signature(getattr(minibert, head).forward).parameters)
     reference = list(inspect.signature(getattr(transformers, head).forward).parameters)
-    without = [n for n in reference if "encoder" not in n and n not in ("kwargs", "cache", "use_cache", "past_key_values")]
+    without = [
+        n for n in reference if "encoder" not in n and n not in ("kwargs", "cache", "use_cache", "past_key_values")
+    ]
     assert mine[: len(without)] == without
 
 
