@@ -75,7 +75,8 @@ class TokenClassifier:
             if not allow_untrained_head:
                 raise CheckpointError(
                     f"{directory}: no trained token-classification head of {model.config.num_labels} labels in this "
-                    "checkpoint; fine-tune it first, or pass allow_untrained_head (--allow-untrained-head) for random labels"
+                    "checkpoint; fine-tune it first, or pass allow_untrained_head (--allow-untrained-head) and get "
+                    "random labels"
                 )
             logger.warning("%s: the token-classification head is untrained; its labels are random", directory)
         return cls(model, load_tokenizer(directory))

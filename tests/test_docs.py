@@ -124,7 +124,7 @@ def without_scale(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def without_mask(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda query, key, value, mask=None, dropout=0.0: function(query, key, value, None, dropout)  # noqa: ARG005
+    return lambda query, key, value, mask=None, dropout=0.0: function(query, key, value, None, dropout)
 
 
 def without_boundaries(function: Callable[..., Any]) -> Callable[..., Any]:

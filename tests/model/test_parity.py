@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import minibert
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+
+import minibert
 from minibert.config import ACTIVATION_NAMES
 from minibert.model import attention
 from reference import FIELDS, HEADS, TOKEN_HEADS, batch, fields_of, largest_difference, pair
@@ -262,7 +263,7 @@ def tanh_gelu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_eps(monkeypatch: pytest.MonkeyPatch) -> None:
     original = F.layer_norm
-    monkeypatch.setattr(F, "layer_norm", lambda x, shape, w, b, eps: original(x, shape, w, b, 1e-12))  # noqa: ARG005
+    monkeypatch.setattr(F, "layer_norm", lambda x, shape, w, b, eps: original(x, shape, w, b, 1e-12))
 
 
 def no_token_types(monkeypatch: pytest.MonkeyPatch) -> None:
