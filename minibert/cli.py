@@ -61,9 +61,10 @@ def parity(directory: str, texts: tuple[str, ...], tolerance: float, attention: 
     """
     from minibert.parity import SENTENCES, compare
 
-    click.echo(f"{'':24}{'largest':>12}{'mean':>12}")
     differs = False
-    for difference in compare(directory, texts or SENTENCES, attention):
+    for index, difference in enumerate(compare(directory, texts or SENTENCES, attention)):
+        if index == 0:
+            click.echo(f"{'':24}{'largest':>12}{'mean':>12}")
         above = not difference.largest <= tolerance  # so that NaN is above, too
         differs = differs or above
         verdict = f"  above {tolerance:g}" if above else ""

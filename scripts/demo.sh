@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The main job, from nothing: makes .venv if there is none, writes a small checkpoint, labels Chinese sentences
+# with it, and compares its numbers with transformers'.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+[ -d .venv ] || python3 -m venv .venv
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . transformers
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+.venv/bin/python scripts/write_demo_checkpoint.py "$work/checkpoint"
+echo
+echo "== minibert predict: a label and a score for every token =="
+.venv/bin/minibert predict --model "$work/checkpoint" 王小明住在北京。 上海第一人民医院2024年成立
+echo "The labels above are those of an UNTRAINED head: they mean nothing yet. What is real is the way to them:"
+echo "config, checkpoint, tokeniser, encoder, 18-label head."
+echo
+echo "== minibert parity: the same checkpoint in transformers =="
+.venv/bin/minibert parity "$work/checkpoint"
