@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from minibert import __version__
-from minibert.errors import MinibertError
+from minibert.errors import DataError, MinibertError
 
 
 class _Commands(click.Group):
@@ -43,10 +44,18 @@ def predict(texts: tuple[str, ...], directory: str, allow_untrained_head: bool, 
     options = {} if num_labels is None else {"num_labels": num_labels}
     classifier = TokenClassifier.from_pretrained(directory, allow_untrained_head=allow_untrained_head, **options)
     for text in texts:
-        for line in (line.rstrip("\n") for line in sys.stdin) if text == "-" else (text,):
+        for line in _input_lines() if text == "-" else (text,):
             for token in classifier.label_tokens([line])[0]:
                 click.echo(f"{token.text}\t{token.label}\t{token.score:.4f}")
             click.echo()
+
+
+def _input_lines() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8").rstrip("\n")
+        except UnicodeDecodeError as error:
+            raise DataError(f"standard input, line {number}: not UTF-8 at byte {error.start}") from None
 
 
 @main.command(no_args_is_help=True, short_help="Compare a checkpoint's numbers with transformers'.")

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import FrozenInstanceError, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,12 @@ NEVER_KEPT = ("_name_or_path", "use_return_dict", "torch_dtype")  # a path is pr
 logger = logging.getLogger("minibert")
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(init=False)
 class BertConfig:
     """Everything that decides what a BERT model computes; fields and defaults as in Hugging Face's `config.json`.
 
-    Frozen: a model's config cannot drift from its weights. Use `replace` for a changed copy. Keys that
-    minibert does not know are kept in `extra`, readable as attributes, and written back.
+    The fields are frozen: a model's config cannot drift from its weights. Use `replace` for a changed copy. Keys
+    that minibert does not know are kept in `extra`, read and set as attributes, and written back.
     Field meanings: https://huggingface.co/docs/transformers/model_doc/bert#transformers.BertConfig
 
     Raises:
@@ -103,6 +103,7 @@ class BertConfig:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __init__(self, **given: Any) -> None:
+        given = {**given.pop("extra", {}), **given}  # dataclasses.replace passes it
         known = {f.name: f for f in fields(type(self)) if f.name != "extra"}
         problems = [_did_you_mean(name, known) for name in given if name not in known]
         self._fill(known, given, [problem for problem in problems if problem])
@@ -123,19 +124,18 @@ class BertConfig:
         if problems:
             raise ConfigError("unusable BERT config:\n" + "\n".join(f"  - {problem}" for problem in problems))
         unknown = {key: given[key] for key in given if key not in known and key not in NEVER_KEPT}
-        for name, value in {**values, "extra": unknown}.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(values, extra=unknown)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dataclass_fields__:
+            raise FrozenInstanceError(f"{name} is frozen; make another config with replace({name}=...)")
+        self.extra[name] = value  # as transformers' Trainer does with use_cache
 
     def __getattr__(self, name: str) -> Any:  # only called for what is not a field
         extra = self.__dict__.get("extra", {})
         if name in extra:
             return extra[name]
         raise AttributeError(f"BertConfig has no field {name!r}")
-
-    @property
-    def head_size(self) -> int:
-        """Channels of one attention head."""
-        return self.hidden_size // self.num_attention_heads
 
     @property
     def classifier_dropout_prob(self) -> float:
@@ -257,41 +257,40 @@ def _impossible_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> l
     return problems
 
 
+def _label_id(key: Any) -> Any:
+    """A label's id as JSON spells it ("3"), as an integer; anything else as it came."""
+    return int(key) if isinstance(key, str) and key.isdecimal() else key
+
+
 def _resolve_labels(values: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Fills num_labels, id2label and label2id from whichever are given; returns what contradicts."""
-    id2label, label2id, num_labels = (
-        given.get(name) or None if name != "num_labels" else given.get(name)
-        for name in ("id2label", "label2id", "num_labels")
-    )
-    problems = []
-    try:
-        labels = None if id2label is None else {int(key): name for key, name in id2label.items()}
-    except (TypeError, ValueError):
-        return [f"id2label: keys must be the integers 0, 1, ..., got {list(id2label or ())!r}"]
-    if labels is None and label2id is not None:
-        labels = {key: name for name, key in label2id.items()}
-    if labels is None:
-        labels = {index: f"LABEL_{index}" for index in range(values["num_labels"])}
-    labels = dict(sorted(labels.items(), key=lambda item: (isinstance(item[0], str), item[0])))
-    if list(labels) != list(range(len(labels))):
-        problems.append(f"id2label: ids must be 0 to {len(labels) - 1} without gaps, got {list(labels)}")
-    if not all(isinstance(name, str) for name in labels.values()):
-        problems.append(f"id2label: label names must be strings, got {list(labels.values())}")
-    elif len(set(labels.values())) < len(labels):
-        problems.append(f"id2label: label names must differ, got {list(labels.values())}")
+    id2label, label2id, num_labels = (given.get(name) for name in ("id2label", "label2id", "num_labels"))
+    if id2label:
+        pairs = [(_label_id(key), name) for key, name in id2label.items()]
+    elif label2id:
+        pairs = [(_label_id(key), name) for name, key in label2id.items()]
     else:
-        inverse = {name: index for index, name in labels.items()}
-        if label2id is not None and label2id != inverse:
-            problems.append(f"label2id: {label2id} contradicts id2label {labels}; correct one or leave it out")
-        values["label2id"] = inverse
+        pairs = [(index, f"LABEL_{index}") for index in range(values["num_labels"])]
+    ids, names = [index for index, _ in pairs], [name for _, name in pairs]
+    if any(type(index) is not int for index in ids) or sorted(ids) != list(range(len(ids))):
+        return [f"id2label: ids must be the integers 0 to {len(ids) - 1}, each once, got {ids}"]
+    if any(not isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        return [f"id2label: label names must be strings and differ, got {names}"]
+    labels = dict(sorted(pairs))
+    inverse = {name: index for index, name in labels.items()}
+    problems = []
+    if label2id and label2id != inverse:
+        problems.append(f"label2id: {label2id} contradicts id2label {labels}; correct one or leave it out")
     if num_labels is not None and num_labels != len(labels):
         problems.append(f"num_labels: {num_labels} contradicts id2label, which names {len(labels)} labels")
-    values |= {"id2label": labels, "num_labels": len(labels)}
+    values |= {"id2label": labels, "label2id": inverse, "num_labels": len(labels)}
     return problems
 
 
 def _overridden(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """`data` with `overrides`; labels given anew replace the label fields that would contradict them."""
+    if "torch_dtype" in overrides:
+        overrides = {"dtype": overrides["torch_dtype"], **{k: v for k, v in overrides.items() if k != "torch_dtype"}}
     known = [f.name for f in fields(BertConfig) if f.name != "extra"]
     unknown = [name for name in overrides if name not in known]
     if unknown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from minibert.config import BertConfig
 from minibert.errors import MinibertError
 from minibert.model.pretrained import BertPreTrainedModel
 from minibert.text.tokenizer import load_tokenizer
+
+logger = logging.getLogger("minibert")
 
 SENTENCES = (
     "今天天气很好。",
@@ -39,8 +42,8 @@ def compare(
     """Runs one padded batch of `texts` through minibert and `transformers`, in float32 on the CPU.
 
     The class is the one that the checkpoint names in `architectures`, else `BertModel`. A head that the checkpoint
-    lacks is left out, since each side would draw its own. Texts are cut to the model's length: this compares
-    arithmetic.
+    lacks, or that is neither's, is left out, with a notice in the log. Texts are cut to the model's length: this
+    compares arithmetic.
 
     Yields:
         The embeddings' difference, every layer's, then those of the head's results.
@@ -57,6 +60,7 @@ def compare(
     name = next(iter(BertConfig.from_pretrained(directory).architectures or ()), "BertModel")
     model_class = getattr(minibert, name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, BertPreTrainedModel)):
+        logger.warning("%s: the head of %s is not compared, only the encoder", directory, name)
         name, model_class = "BertModel", minibert.BertModel
     ours, report = model_class.from_pretrained(
         directory, dtype=torch.float32, attn_implementation=attn_implementation, output_loading_info=True
@@ -64,11 +68,15 @@ def compare(
     theirs = getattr(transformers, name).from_pretrained(
         directory, dtype=torch.float32, attn_implementation=attn_implementation
     )
+    if report["missing_keys"]:
+        logger.warning("%s: not in the checkpoint, not compared: %s", directory, ", ".join(report["missing_keys"]))
     inputs = _batch(directory, texts, ours.config)
+    real = inputs["attention_mask"].bool()
+    if name == "BertForMultipleChoice":  # every text is the only choice
+        inputs = {key: value.unsqueeze(1) for key, value in inputs.items()}
     with torch.inference_mode():
         our_output = ours(**inputs, output_hidden_states=True, return_dict=True)
         their_output = theirs.eval()(**inputs, output_hidden_states=True, return_dict=True)
-    real = inputs["attention_mask"].bool()
     pairs = zip(our_output.hidden_states, their_output.hidden_states, strict=True)
     for index, (mine, reference) in enumerate(pairs):
         yield _difference(f"layer {index}" if index else "embeddings", mine, reference, real)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tokenizers import Encoding, Tokenizer
 
-from minibert.errors import CheckpointError
+from minibert.errors import CheckpointError, DataError
 from minibert.model.heads import BertForTokenClassification
 from minibert.text.tokenizer import load_tokenizer
 from minibert.text.windows import Window, windows
@@ -20,6 +20,7 @@ logger = logging.getLogger("minibert")
 
 OVERLAP = 64  # tokens that two windows of a long text share, so that each is read with context on both sides
 MAX_TOKENS_PER_BATCH = 4096
+OTHER_CLASSIFIERS = {"BertForSequenceClassification", "BertForMultipleChoice"}  # their heads have the same name
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class TokenClassifier:
 
     Raises:
         CheckpointError: the tokeniser has ids beyond the model's word embeddings, or adds other special tokens than
-            one in front and one behind.
+            one in front and one behind; or the model has no room for a token between these two.
     """
 
     def __init__(self, model: BertForTokenClassification, tokenizer: Tokenizer) -> None:
@@ -58,6 +59,8 @@ class TokenClassifier:
         self.model, self.tokenizer = model, tokenizer
         self._first_id, self._last_id = frame
         self._window_size = model.config.max_position_embeddings - len(frame)
+        if self._window_size < 1:
+            raise CheckpointError(f"max_position_embeddings {self._window_size + 2} leaves no room for text")
         self._overlap = min(OVERLAP, self._window_size // 4)
 
     @classmethod
@@ -71,7 +74,9 @@ class TokenClassifier:
                 random, and `allow_untrained_head` is False.
         """
         model, report = BertForTokenClassification.from_pretrained(directory, output_loading_info=True, **options)
-        if report["missing_keys"] or report["mismatched_keys"]:
+        trained_for = set(model.config.architectures or ())
+        of_another_task = bool(trained_for & OTHER_CLASSIFIERS)
+        if report["missing_keys"] or report["mismatched_keys"] or of_another_task:
             if not allow_untrained_head:
                 raise CheckpointError(
                     f"{directory}: no trained token-classification head of {model.config.num_labels} labels in this "
@@ -81,17 +86,23 @@ class TokenClassifier:
             logger.warning("%s: the token-classification head is untrained; its labels are random", directory)
         return cls(model, load_tokenizer(directory))
 
-    def label_tokens(self, texts: Sequence[str]) -> list[list[TokenLabel]]:
+    def label_tokens(self, texts: Iterable[str]) -> list[list[TokenLabel]]:
         """The label of every token of every text, in order; special tokens have none.
 
         A text longer than the model is read in overlapping windows; nothing is cut off.
 
         Raises:
-            TypeError: a text is not a string.
+            TypeError: a text is not a string, or `texts` is one.
+            DataError: a text holds half of a surrogate pair, which is no character.
         """
+        if isinstance(texts, str):
+            raise TypeError(f"expected a list of strings, got the string {texts!r}")
+        texts = list(texts)
         for text in texts:
             if not isinstance(text, str):
                 raise TypeError(f"expected a string, got {text!r}")
+            if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+                raise DataError(f"expected Unicode text, got half of a surrogate pair in {text!r}")
         encodings = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         results: list[list[TokenLabel]] = [[] for _ in texts]
         names = self.model.config.id2label

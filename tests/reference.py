@@ -24,7 +24,7 @@ FIELDS: dict[str, Any] = {
     "attention_probs_dropout_prob": 0.3,
     "max_position_embeddings": 24,
     "type_vocab_size": 3,
-    "initializer_range": 0.3,
+    "initializer_range": 0.2,
     "layer_norm_eps": 0.01,
     "pad_token_id": 5,
     "classifier_dropout": 0.4,
@@ -56,7 +56,8 @@ def pair(head: str, attn_implementation: str = "sdpa", **changes: Any) -> tuple[
     with torch.no_grad():  # transformers starts biases at 0 and norms at 1, where a mix-up would not show
         for parameter in theirs.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    ours = getattr(minibert, head)(minibert.BertConfig(**fields), attn_implementation=attn_implementation).eval()
+    ours = getattr(minibert, head)(minibert.BertConfig(**fields)).eval()
+    ours.set_attn_implementation(attn_implementation)
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
 

@@ -87,6 +87,18 @@ def test_an_error_of_many_lines_is_told_in_one(directory: str) -> None:
     assert "classifier.weight ([18, 32] in the file, [5, 32] in the model)" in result.stderr
 
 
+def test_bytes_that_are_no_text_are_an_error_with_their_place(directory: str) -> None:
+    command = [sys.executable, "-m", "minibert.cli", "predict", "--model", directory]
+    piped = subprocess.run([*command, "-"], input="好\n北".encode() + b"\xff\n", capture_output=True, check=False)
+    assert piped.returncode == 1
+    assert piped.stderr == b"Error: standard input, line 2: not UTF-8 at byte 3\n"
+    assert piped.stdout.startswith("好\t".encode())
+    argument = subprocess.run([*command, b"\xff"], capture_output=True, check=False)
+    assert argument.returncode == 1
+    assert b"surrogate pair" in argument.stderr
+    assert b"Traceback" not in argument.stderr
+
+
 def test_version_and_help() -> None:
     assert invoke("--version").stdout == f"minibert, version {__version__}\n"
     for flag in ("-h", "--help"):

@@ -85,8 +85,11 @@ def test_transformers_reads_what_is_saved_and_the_reverse(tmp_path: Path) -> Non
 
 def test_a_config_is_frozen_and_can_be_copied() -> None:
     config = BertConfig(hidden_size=20, num_attention_heads=4, pooler_type="first_token_transform")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.hidden_size = 24  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError, match="hidden_size is frozen"):
+        config.hidden_size = 24
+    config.use_cache = False  # no field of ours; transformers' Trainer sets it
+    assert config.to_dict()["use_cache"] is False
+    assert dataclasses.replace(config, hidden_size=24).extra == config.extra
     assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
     changed = config.replace(num_labels=5)
     assert (changed.num_labels, changed.hidden_size, changed.pooler_type) == (5, 20, "first_token_transform")
@@ -178,10 +181,14 @@ def test_new_labels_replace_the_old_maps() -> None:
     [
         ({"num_labels": 3, "id2label": {0: "a", 1: "b"}}, "num_labels: 3 contradicts id2label, which names 2"),
         ({"id2label": {0: "a", 1: "b"}, "label2id": {"a": 1, "b": 0}}, "label2id: .* contradicts id2label"),
-        ({"id2label": {0: "a", 2: "b"}}, r"0 to 1 without gaps, got \[0, 2\]"),
-        ({"id2label": {"x": "a"}}, "keys must be the integers"),
-        ({"id2label": {0: "a", 1: "a"}}, "must differ"),
-        ({"id2label": {0: "a", 1: 5}}, "must be strings"),
+        ({"id2label": {0: "a", 2: "b"}}, r"integers 0 to 1, each once, got \[0, 2\]"),
+        ({"id2label": {"x": "a"}}, r"each once, got \['x'\]"),
+        ({"id2label": {0.5: "a", 1.2: "b"}}, r"each once, got \[0.5, 1.2\]"),
+        ({"id2label": {"0": "a", 0: "b", 1: "c"}}, r"each once, got \[0, 0, 1\]"),
+        ({"id2label": {False: "a", True: "b"}}, r"each once, got \[False, True\]"),
+        ({"label2id": {"a": [0]}}, r"each once, got \[\[0\]\]"),
+        ({"id2label": {0: "a", 1: "a"}}, r"must be strings and differ, got \['a', 'a'\]"),
+        ({"id2label": {0: "a", 1: 5}}, r"must be strings and differ, got \['a', 5\]"),
         ({"id2label": ["a", "b"]}, r"id2label: expected dict\[int, str\], got \['a', 'b'\]"),
     ],
 )
@@ -268,5 +275,6 @@ def test_an_override_must_be_a_field(tmp_path: Path) -> None:
     assert BertConfig.from_pretrained(tmp_path, num_labels=18).num_labels == 18
     with pytest.raises(ConfigError, match="num_lables: unknown field; did you mean num_labels"):
         BertConfig.from_pretrained(tmp_path, num_lables=18)
+    assert BertConfig.from_pretrained(tmp_path, torch_dtype="float16").dtype == "float16"
     with pytest.raises(ConfigError, match="revision: not a field"):
         BertConfig.from_pretrained(tmp_path, revision="main")

@@ -20,6 +20,7 @@ CLASSES = (
     "BertForMaskedLM",
     "BertForPreTraining",
     "BertForQuestionAnswering",
+    "BertForMultipleChoice",
 )
 
 
@@ -39,18 +40,22 @@ def test_the_class_that_the_checkpoint_names_is_compared(name: str, implementati
     assert max(row.largest for row in rows) < 5e-5
 
 
-def test_a_head_that_is_not_in_the_file_is_left_out(tmp_path: Path) -> None:
+def test_a_head_that_is_not_in_the_file_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = write_checkpoint(tmp_path)
     model.bert.save_pretrained(tmp_path)  # no pooler in it
     assert [row.name for row in parity.compare(tmp_path)] == ["embeddings", "layer 1", "layer 2"]
+    assert "not compared: pooler.dense.weight, pooler.dense.bias" in caplog.text
 
 
-def test_a_config_without_architectures_or_with_a_foreign_one_means_the_encoder(tmp_path: Path) -> None:
+def test_a_config_without_architectures_or_with_a_foreign_one_means_the_encoder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_checkpoint(tmp_path)
     config = (tmp_path / "config.json").read_text(encoding="utf-8")
     for replacement in ('"BertCrfTagger"', '"BertConfig"', ""):
         (tmp_path / "config.json").write_text(config.replace('"BertForTokenClassification"', replacement))
         assert [row.name for row in parity.compare(tmp_path)] == ["embeddings", "layer 1", "layer 2"]
+    assert "the head of BertCrfTagger is not compared" in caplog.text
 
 
 def test_a_broken_attention_is_seen_in_the_layer_where_it_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

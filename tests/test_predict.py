@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from minibert import BertConfig, BertForMaskedLM, CheckpointError
+from minibert import BertConfig, BertForMaskedLM, BertForSequenceClassification, CheckpointError, DataError
 from minibert import predict as predict_module
 from minibert.predict import TokenClassifier
 from tagger import VOCABULARY, write_checkpoint
@@ -91,6 +91,33 @@ def test_what_is_not_a_string_is_a_type_error(classifier: TokenClassifier) -> No
     for wrong in (None, 5, b"x", ["x"]):
         with pytest.raises(TypeError, match="expected a string, got"):
             classifier.label_tokens([wrong])  # type: ignore[list-item]
+
+
+def test_texts_may_come_from_any_iterable_but_a_single_string(classifier: TokenClassifier) -> None:
+    texts = ["张三住在北京", "好"]
+    assert classifier.label_tokens(text for text in texts) == classifier.label_tokens(texts)
+    with pytest.raises(TypeError, match="expected a list of strings, got the string '上海'"):
+        classifier.label_tokens("上海")
+
+
+def test_half_a_surrogate_pair_is_an_error(classifier: TokenClassifier) -> None:
+    with pytest.raises(DataError, match=r"surrogate pair in '北\\ud83d'"):
+        classifier.label_tokens(["北\ud83d"])
+
+
+def test_a_model_without_room_for_text_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, max_position_embeddings=2)
+    with pytest.raises(CheckpointError, match="max_position_embeddings 2 leaves no room"):
+        TokenClassifier.from_pretrained(tmp_path)
+    write_checkpoint(tmp_path, max_position_embeddings=3)
+    assert len(TokenClassifier.from_pretrained(tmp_path).label_tokens(["张三住在北京"])[0]) == 6
+
+
+def test_a_sequence_classifier_is_no_tagger(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    BertForSequenceClassification(BertConfig.from_pretrained(tmp_path)).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="no trained token-classification head"):
+        TokenClassifier.from_pretrained(tmp_path)
 
 
 def test_a_checkpoint_without_a_head_is_refused_unless_asked_for(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from minibert.checkpoint.names import OTHER_HEADS, POSITION_IDS, head_of, model_
 from minibert.errors import CheckpointError
 
 WEIGHTS_NAME = "model.safetensors"
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 logger = logging.getLogger("minibert")
 
@@ -44,8 +45,9 @@ def load_weights(
     path = weights_file(directory)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     with _open(path) as file:
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # not a dict
-        sources, unexpected = _match(shapes, expected, tied, path)
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+        sources, unexpected = _match(file, expected, tied, path)
         missing = [name for name in expected if name not in sources and name not in tied]
         mismatched = [name for name, source in sources.items() if shapes[source] != expected[name]]
         new_heads = {head_of(name) for name in (*missing, *mismatched)}
@@ -57,6 +59,11 @@ def load_weights(
                 f"{name} ({list(shapes[sources[name]])} in the file, {list(expected[name])} in the model)"
                 for name in mismatched
                 if head_of(name) is None or not ignore_mismatched_sizes
+            ],
+            "not floating point": [
+                f"{name} ({slices[source].get_dtype()})"
+                for name, source in sources.items()
+                if slices[source].get_dtype() not in FLOATS
             ],
         }
         if any(problems.values()):
@@ -125,10 +132,9 @@ def resolve_dtype(
 
 def _file_dtype(path: Path) -> torch.dtype:
     with _open(path) as file:
-        names = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
         for name in file.keys():  # noqa: SIM118  # not a dict
-            if file.get_slice(name).get_dtype() in names:
-                return names[file.get_slice(name).get_dtype()]
+            if file.get_slice(name).get_dtype() in FLOATS:
+                return FLOATS[file.get_slice(name).get_dtype()]
     return torch.float32
 
 
@@ -147,13 +153,13 @@ def _open(path: Path) -> Any:
 
 
 def _match(
-    names: Iterable[str], expected: Mapping[str, Any], tied: Mapping[str, str], path: Path
+    file: Any, expected: Mapping[str, Any], tied: Mapping[str, str], path: Path
 ) -> tuple[dict[str, str], list[str]]:
     """Model name to file name for what the model has, and the file names that are left over."""
     sources: dict[str, str] = {}
     aliases: dict[str, str] = {}
     unexpected = []
-    for source in names:
+    for source in file.keys():  # noqa: SIM118  # not a dict
         name = model_name(source, expected)
         if POSITION_IDS.search(name):
             continue
@@ -165,4 +171,11 @@ def _match(
             raise CheckpointError(f"{path}: {sources[name]} and {source} are both {name}; keep one of them")
         else:
             sources[name] = source
-    return {**aliases, **sources}, unexpected  # an alias counts only where the original is not in the file
+    for name, source in aliases.items():
+        original = sources.setdefault(name, source)  # either may be stored without the other
+        if original != source and not torch.equal(file.get_tensor(original), file.get_tensor(source)):
+            raise CheckpointError(
+                f"{path}: {source} differs from {original}, but the config ties them (tie_word_embeddings); "
+                "pass tie_word_embeddings=False to load both"
+            )
+    return sources, unexpected

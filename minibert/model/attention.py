@@ -90,6 +90,10 @@ class MultiHeadAttention(nn.Module):
         MinibertError: `num_heads` does not divide `embed_dim`, or the implementation is unknown.
     """
 
+    # What torch's Transformer layers look at before they take a shortcut past their attention's forward.
+    _qkv_same_embed_dim = False
+    in_proj_bias = None
+
     query: nn.Linear
     key: nn.Linear
     value: nn.Linear

@@ -50,7 +50,7 @@ class BertEmbeddings(nn.Module):
                 )
             position_ids = torch.arange(packing.seq_len, device=given.device)
         if token_type_ids is None:
-            token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=given.device)
+            token_type_ids = torch.zeros(packing.seq_len, dtype=torch.long, device=given.device)
         if input_ids is not None:
             inputs_embeds = self._look_up("input_ids", self.word_embeddings, packing.pack(input_ids), "vocab_size")
         else:
@@ -93,7 +93,6 @@ def _empty_table(rows: int, size: int, padding_idx: int | None = None) -> nn.Emb
 
 def _spread(name: str, ids: Tensor, shape: tuple[int, int]) -> Tensor:
     """Ids of shape (S,), (1, S) or (B, S) as (B, S)."""
-    try:
-        return ids.expand(shape)
-    except RuntimeError:
-        raise MinibertError(f"{name}: expected shape {shape}, got {tuple(ids.shape)}") from None
+    if ids.shape not in (shape[1:], (1, shape[1]), shape):
+        raise MinibertError(f"{name}: expected shape {shape} or {shape[1:]}, got {tuple(ids.shape)}")
+    return ids.expand(shape)

@@ -133,15 +133,14 @@ class BertModel(BertPreTrainedModel):
     Args:
         config: sizes and settings.
         add_pooling_layer: whether to have the pooler over the first token.
-        attn_implementation: "sdpa" (fused kernels) or "eager" (the explicit softmax).
     """
 
-    def __init__(self, config: BertConfig, add_pooling_layer: bool = True, attn_implementation: str = "sdpa") -> None:
+    def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
         self.embeddings = BertEmbeddings(config)
         self.encoder = BertEncoder(config)
         self.pooler = BertPooler(config) if add_pooling_layer else None
-        self.post_init(attn_implementation)
+        self.post_init()
 
     def forward(
         self,
@@ -177,9 +176,8 @@ class BertModel(BertPreTrainedModel):
         """
         config = self.config
         if (input_ids is None) == (inputs_embeds is None):
-            raise MinibertError(
-                "give either input_ids or inputs_embeds, " + ("not both" if input_ids is not None else "one")
-            )
+            given = "neither" if input_ids is None else "both"
+            raise MinibertError(f"expected either input_ids or inputs_embeds, got {given}")
         batch_size, seq_len = self._check_inputs(input_ids, inputs_embeds)
         packing = Packing.from_mask(attention_mask, batch_size, seq_len, config.num_attention_heads)
         if attention_mask is None and input_ids is not None and not is_tracing():

@@ -5,6 +5,7 @@ Shapes: B sequences of S cells, T packed tokens, C hidden channels, V vocabulary
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,8 +32,8 @@ def classification_loss(logits: Tensor, labels: Tensor, num_items: int | Tensor 
     Raises:
         MinibertError: labels of another shape, or (on CPU) outside the classes.
     """
-    if labels.shape != logits.shape[:1]:
-        raise MinibertError(f"labels: expected {len(logits)} of them, got shape {tuple(labels.shape)}")
+    if labels.shape != logits.shape[:1] or labels.is_floating_point():
+        raise MinibertError(f"labels: expected {len(logits)} integers, got {labels.dtype} {tuple(labels.shape)}")
     is_label = labels != IGNORED_LABEL
     if labels.device.type == "cpu" and not is_tracing():
         wrong = labels[is_label & ((labels < 0) | (labels >= logits.shape[1]))]
@@ -40,7 +41,12 @@ def classification_loss(logits: Tensor, labels: Tensor, num_items: int | Tensor 
             classes = f"0 to {logits.shape[1] - 1}, or {IGNORED_LABEL} for none"
             raise MinibertError(f"labels: expected {classes}, got {wrong[0].item()}")
     total = F.cross_entropy(_widen(logits), labels.long(), ignore_index=IGNORED_LABEL, reduction="sum")
-    return total / (is_label.sum().clamp(min=1) if num_items is None else num_items)
+    return total / _at_least_one(is_label.sum() if num_items is None else num_items)
+
+
+def _at_least_one(count: int | Tensor) -> int | Tensor:
+    """A divisor for a sum that is 0 when there is nothing to count."""
+    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
 
 
 def _widen(logits: Tensor) -> Tensor:
@@ -62,6 +68,7 @@ class BertTaskModel(BertPreTrainedModel):
     """A task model whose forward has the common signature; a subclass gives it a `head`."""
 
     bert: BertModel
+    accepts_loss_kwargs = True  # tells transformers' Trainer to pass num_items_in_batch
 
     def forward(
         self,
@@ -91,8 +98,15 @@ class BertTaskModel(BertPreTrainedModel):
             MinibertError: inputs or labels that do not fit the model or each other.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        encoded = self.bert(*inputs, output_attentions, output_hidden_states, packed=True)
+        encoded = self.encode(inputs, output_attentions, output_hidden_states)
         return self.result(self.head(encoded, labels, num_items_in_batch), return_dict)
+
+    def encode(
+        self, inputs: tuple[Tensor | None, ...], output_attentions: bool | None, output_hidden_states: bool | None
+    ) -> PackedOutput:
+        """What the encoder makes of input_ids, ..., inputs_embeds."""
+        encoded: PackedOutput = self.bert(*inputs, output_attentions, output_hidden_states, packed=True)
+        return encoded
 
     def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
         """Logits, and the loss if there are labels, from what the encoder made."""
@@ -106,12 +120,12 @@ def _head_output(encoded: PackedOutput, loss: Tensor | None, logits: Tensor) -> 
 class BertForTokenClassification(BertTaskModel):
     """A label for every token: logits (B, S, num_labels), 0 at padding; labels (B, S)."""
 
-    def __init__(self, config: BertConfig, attn_implementation: str = "sdpa") -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.bert = BertModel(config, add_pooling_layer=False)
         self.dropout = nn.Dropout(config.classifier_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init(attn_implementation)
+        self.post_init()
 
     def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
         logits = self.classifier(self.dropout(encoded.tokens))  # (T, num_labels)
@@ -169,11 +183,11 @@ class BertForMaskedLM(BertTaskModel):
 
     tied_weights = LM_TIED_WEIGHTS
 
-    def __init__(self, config: BertConfig, attn_implementation: str = "sdpa") -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.bert = BertModel(config, add_pooling_layer=False)
         self.cls = BertPretrainingHeads(config, seq_relationship=False)
-        self.post_init(attn_implementation)
+        self.post_init()
 
     def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
         logits = self.cls.predictions(encoded.tokens)  # (T, V)
@@ -184,11 +198,11 @@ class BertForMaskedLM(BertTaskModel):
 class BertForNextSentencePrediction(BertTaskModel):
     """Whether the second sentence follows the first: logits (B, 2), 0 = it does; labels (B,)."""
 
-    def __init__(self, config: BertConfig, attn_implementation: str = "sdpa") -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.bert = BertModel(config)
         self.cls = BertPretrainingHeads(config, predictions=False)
-        self.post_init(attn_implementation)
+        self.post_init()
 
     def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
         logits = self.cls.seq_relationship(encoded.pooler_output)
@@ -196,19 +210,19 @@ class BertForNextSentencePrediction(BertTaskModel):
         return _head_output(encoded, loss, logits)
 
 
-class BertForPreTraining(BertPreTrainedModel):
+class BertForPreTraining(BertTaskModel):
     """Both pretraining heads at once: prediction_logits (B, S, V) and seq_relationship_logits (B, 2)."""
 
-    bert: BertModel
     tied_weights = LM_TIED_WEIGHTS
+    accepts_loss_kwargs = False  # the loss counts tokens and sentences, and no one number divides both
 
-    def __init__(self, config: BertConfig, attn_implementation: str = "sdpa") -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.bert = BertModel(config)
         self.cls = BertPretrainingHeads(config)
-        self.post_init(attn_implementation)
+        self.post_init()
 
-    def forward(
+    def forward(  # type: ignore[override]  # one argument more, where transformers has it
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -224,10 +238,11 @@ class BertForPreTraining(BertPreTrainedModel):
     ) -> Any:
         """As `BertTaskModel.forward`, with `labels` (B, S) for the tokens and `next_sentence_label` (B,).
 
-        The loss is the sum of both, and is there only if both labels are. `num_items_in_batch` counts tokens.
+        The loss is the sum of both, and is there only if both labels are. `num_items_in_batch` counts tokens; the
+        sentences' part is always their mean.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        encoded = self.bert(*inputs, output_attentions, output_hidden_states, packed=True)
+        encoded = self.encode(inputs, output_attentions, output_hidden_states)
         predictions = self.cls.predictions(encoded.tokens)  # (T, V)
         seq_relationship = self.cls.seq_relationship(encoded.pooler_output)
         loss = None
@@ -252,12 +267,12 @@ class BertForSequenceClassification(BertTaskModel):
     says nothing: one label is a regression, integer labels are classes, float labels are several at once.
     """
 
-    def __init__(self, config: BertConfig, attn_implementation: str = "sdpa") -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.bert = BertModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init(attn_implementation)
+        self.post_init()
 
     def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
         logits = self.classifier(self.dropout(encoded.pooler_output))
@@ -276,64 +291,57 @@ class BertForSequenceClassification(BertTaskModel):
         function = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
         logits = _widen(logits)
         total = function(logits, labels.reshape(logits.shape).to(logits.dtype), reduction="sum")
-        return total / (logits.numel() if num_items is None else num_items)
+        return total / _at_least_one(logits.numel() if num_items is None else num_items)
 
 
 class BertForMultipleChoice(BertTaskModel):
-    """Which of N choices fits: inputs (B, N, S), logits (B, N); labels (B,)."""
+    """Which of N choices fits: inputs (B, N, S), logits (B, N); labels (B,).
 
-    def __init__(self, config: BertConfig, attn_implementation: str = "sdpa") -> None:
+    Every input has a dimension of choices after the batch; hidden states and attentions come flattened, B * N of them.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.bert = BertModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, 1)
-        self.post_init(attn_implementation)
+        self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        num_items_in_batch: int | Tensor | None = None,
-    ) -> Any:
-        """As `BertTaskModel.forward`, with a dimension of choices after the batch in every input."""
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        num_choices = next((x.shape[1] for x in (input_ids, inputs_embeds) if x is not None and x.dim() >= 3), None)
-        if num_choices is None:
-            raise MinibertError(
-                "expected input_ids (batch, choices, sequence), or inputs_embeds with one dimension more"
-            )
-        flat = (None if x is None else x.flatten(0, 1) for x in inputs)
-        encoded = self.bert(*flat, output_attentions, output_hidden_states, packed=True)
-        logits = self.classifier(self.dropout(encoded.pooler_output)).view(-1, num_choices)
-        loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items_in_batch)
-        return self.result(_head_output(encoded, loss, logits), return_dict)
+    def encode(
+        self, inputs: tuple[Tensor | None, ...], output_attentions: bool | None, output_hidden_states: bool | None
+    ) -> PackedOutput:
+        given = [x for x in inputs if x is not None]
+        choices = given[0].shape[:2] if given else ()
+        if any(x.dim() < 3 or x.shape[:2] != choices for x in given):
+            shapes = ", ".join(str(tuple(x.shape)) for x in given)
+            raise MinibertError(f"expected inputs (batch, choices, sequence), got {shapes}")
+        flat = tuple(None if x is None else x.flatten(0, 1) for x in inputs)
+        encoded = super().encode(flat, output_attentions, output_hidden_states)
+        assert encoded.pooler_output is not None
+        return replace(encoded, pooler_output=encoded.pooler_output.unflatten(0, choices))  # (B, N, C)
+
+    def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
+        logits = self.classifier(self.dropout(encoded.pooler_output)).squeeze(-1)
+        loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items)
+        return _head_output(encoded, loss, logits)
 
 
-class BertForQuestionAnswering(BertPreTrainedModel):
+class BertForQuestionAnswering(BertTaskModel):
     """Where the answer starts and ends: start_logits and end_logits (B, S), 0 at padding.
 
     Since padding scores 0 and not minus infinity, mask it before an argmax. The loss knows: it is taken over real
     tokens only, so padding a sequence does not change it.
     """
 
-    bert: BertModel
-
-    def __init__(self, config: BertConfig, attn_implementation: str = "sdpa") -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         if config.num_labels != 2:
             raise ConfigError(f"num_labels: question answering scores start and end, 2, got {config.num_labels}")
         self.bert = BertModel(config, add_pooling_layer=False)
         self.qa_outputs = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init(attn_implementation)
+        self.post_init()
 
-    def forward(
+    def forward(  # type: ignore[override]  # positions in place of labels, as in transformers
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -349,11 +357,11 @@ class BertForQuestionAnswering(BertPreTrainedModel):
     ) -> Any:
         """As `BertTaskModel.forward`, with `start_positions` and `end_positions` (B,) for labels.
 
-        A position beyond the sequence, or at padding, is no label: its answer was cut away. The loss is the mean
+        A position outside the sequence, or at padding, is no label: its answer was cut away. The loss is the mean
         of both parts.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        encoded = self.bert(*inputs, output_attentions, output_hidden_states, packed=True)
+        encoded = self.encode(inputs, output_attentions, output_hidden_states)
         logits = self.qa_outputs(encoded.tokens)  # (T, 2)
         start_logits, end_logits = encoded.packing.unpack(logits).unbind(-1)
         loss = None
@@ -373,8 +381,10 @@ class BertForQuestionAnswering(BertPreTrainedModel):
 
 def _position_loss(logits: Tensor, positions: Tensor, real: Tensor, num_items: int | Tensor | None) -> Tensor:
     """Cross entropy over the real positions of (B, S), from a position in each row."""
-    positions = positions.flatten().clamp(min=0)
-    inside = positions.clamp(max=logits.shape[1] - 1)
+    if positions.is_floating_point():
+        raise MinibertError(f"start_positions and end_positions: expected integers, got {positions.dtype}")
+    positions = positions.flatten()
+    inside = positions.clamp(0, logits.shape[1] - 1)
     is_real = (positions == inside) & real.gather(1, inside[:, None]).squeeze(1)
     scores = logits.masked_fill(~real, torch.finfo(logits.dtype).min)
     return classification_loss(scores, inside.masked_fill(~is_real, IGNORED_LABEL), num_items)

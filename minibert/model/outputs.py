@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, overload
 
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node  # public by use: transformers does the same
 
 
 class ModelOutput(dict[str, Any]):
     """A dict of the values there are, in the order the class declares them; what is absent reads as None by attribute.
 
-    Built from a mapping too, as tools that move or convert results do (`type(output)({...})`).
+    Built from a mapping or pairs too, as tools that move, convert or gather results do (`type(output)({...})`).
     """
 
-    def __init__(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
-        given = {**(values or {}), **named}
+    def __init_subclass__(cls) -> None:
+        # torch.export and others take results apart and put them together again.
+        register_pytree_node(
+            cls,
+            lambda output: (list(output.values()), list(output)),
+            lambda values, names: cls(zip(names, values, strict=True)),
+            serialized_type_name=f"{cls.__module__}.{cls.__name__}",
+        )
+
+    def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, **named: Any) -> None:
+        given = dict(values, **named)
         unknown = given.keys() - self.__annotations__.keys()
         if unknown:
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")

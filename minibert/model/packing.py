@@ -94,9 +94,12 @@ class Packing:
         """(T, C) to each sequence's first real token (B, C); zero for a sequence without one."""
         if self.padding is not None:
             first = (~self.padding).int().argmax(1)
-            return self.unpack(x).take_along_dim(first[:, None, None], 1).squeeze(1)
+            firsts: Tensor = self.unpack(x).take_along_dim(first[:, None, None], 1).squeeze(1)
+            return firsts
+        if self.seq_len == 0:
+            return x.new_zeros(self.batch_size, *x.shape[1:])
         if self.indices is None:
-            return x.view(self.batch_size, self.seq_len, -1)[:, 0]
+            return x.view(self.batch_size, self.seq_len, *x.shape[1:])[:, 0]
         lengths = torch.tensor(self.lengths, device=x.device)
         non_empty = lengths > 0
         starts = lengths.cumsum(0) - lengths
@@ -135,11 +138,12 @@ def _check_full_mask(mask: Tensor, batch_size: int, seq_len: int, num_heads: int
             _check_zero_one(mask)
         return mask.bool()
     if not is_tracing():
-        if mask.isnan().any():
-            raise MinibertError("attention_mask: a float mask is added to the scores, but it holds NaN")
+        if not (mask < float("inf")).all():
+            raise MinibertError("attention_mask: a float mask is added to the scores, but it holds NaN or +inf")
         if (mask == 1).any() and ((mask == 0) | (mask == 1)).all():
             raise MinibertError(
                 "attention_mask: a float mask of 3 or 4 dimensions is added to the scores, but this one holds only 0 "
                 "and 1; pass mask.bool() to say who attends to whom, or 0 and -inf to add"
             )
-    return mask
+    # The lowest value of whatever dtype the mask was made in means "blocked"; in another dtype it would be a number.
+    return mask.masked_fill(mask <= torch.finfo(mask.dtype).min, float("-inf"))

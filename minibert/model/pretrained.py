@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from minibert.checkpoint.loading import load_weights, resolve_dtype
 from minibert.checkpoint.saving import save_weights
 from minibert.config import BertConfig
+from minibert.errors import MinibertError
 from minibert.model.activations import XIELU
 from minibert.model.attention import MultiHeadAttention
 from minibert.model.outputs import ModelOutput
@@ -37,24 +38,22 @@ class BertPreTrainedModel(nn.Module):
         super().__init__()
         self.config = config
 
-    def post_init(self, attn_implementation: str) -> None:
-        """Initialises the modules just built, ties the shared ones and chooses the attention function."""
-        self.init_weights()
+    def post_init(self) -> None:
+        """Initialises the modules just built, but for those of a nested model, and ties the shared parameters."""
+        nested = tuple(f"{name}." for name, child in self.named_children() if isinstance(child, BertPreTrainedModel))
+        self.init_weights(only=[name for name, _ in self.named_parameters() if not name.startswith(nested)])
         self.tie_weights()
-        self.set_attn_implementation(attn_implementation)
 
     def init_weights(self, only: Collection[str] | None = None) -> None:
         """Draws BERT's initial weights: normal with `initializer_range`, zero biases, zero padding row.
 
-        A nested model is left as it initialised itself. With `only`, just the modules with these parameters are drawn.
+        With `only`, just the modules that have these parameters are drawn.
         """
         if self.device.type == "meta":
             return  # a checkpoint is going to fill it
-        nested = tuple(f"{name}." for name, child in self.named_children() if isinstance(child, BertPreTrainedModel))
         for name, module in self.named_modules():
-            owned = {f"{name}.{parameter}" for parameter, _ in module.named_parameters(recurse=False)}
-            wanted = not name.startswith(nested) if only is None else owned <= set(only)
-            if owned and wanted:
+            owned = {f"{name}.{parameter}".lstrip(".") for parameter, _ in module.named_parameters(recurse=False)}
+            if owned - self.tied_names().keys() and (only is None or owned <= set(only)):
                 _init_module(module, self.config)
 
     def tie_weights(self) -> None:
@@ -77,9 +76,11 @@ class BertPreTrainedModel(nn.Module):
         """The parameters' dtype."""
         return next(self.parameters()).dtype
 
-    def num_parameters(self, only_trainable: bool = False) -> int:
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         """Number of parameters, shared ones counted once."""
-        return sum(p.numel() for p in self.parameters() if p.requires_grad or not only_trainable)
+        tables = {id(p) for m in self.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+        counted = (p for p in self.parameters() if not (exclude_embeddings and id(p) in tables))
+        return sum(p.numel() for p in counted if p.requires_grad or not only_trainable)
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The word embeddings."""
@@ -95,36 +96,48 @@ class BertPreTrainedModel(nn.Module):
                 module.set_attn_implementation(attn_implementation)
 
     def activation_checkpointing_enable(
-        self, activation_checkpointing_kwargs: dict[str, Any] | None = None, every_n_layers: int = 1
+        self,
+        activation_checkpointing_kwargs: dict[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
     ) -> None:
         """Trades time for memory: layers keep no activations in training and are run again in the backward pass.
 
         Args:
             activation_checkpointing_kwargs: for `torch.utils.checkpoint.checkpoint`; default `use_reentrant=False`.
             every_n_layers: 1 for every layer, 2 for every second one, ...
+            offload: not implemented.
         """
-        self._set_checkpointing(max(1, every_n_layers), activation_checkpointing_kwargs or {"use_reentrant": False})
+        if offload:
+            raise MinibertError("offload=True is not implemented; activations stay where they are")
+        self._set_checkpointing(max(1, every_n_layers), activation_checkpointing_kwargs or {})
 
     def activation_checkpointing_disable(self) -> None:
         """Keeps activations again."""
         self._set_checkpointing(0, {})
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any
+    ) -> None:
         """The name `transformers` used before v5 for `activation_checkpointing_enable`."""
-        self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
+        self.activation_checkpointing_enable(gradient_checkpointing_kwargs, **options)
 
     def gradient_checkpointing_disable(self) -> None:
         """The name `transformers` used before v5 for `activation_checkpointing_disable`."""
         self.activation_checkpointing_disable()
 
     @property
-    def is_gradient_checkpointing(self) -> bool:
+    def is_activation_checkpointing(self) -> bool:
         """Whether layers are recomputed in the backward pass."""
         return any(getattr(module, "checkpoint_every", 0) > 0 for module in self.modules())
 
+    is_gradient_checkpointing = is_activation_checkpointing  # its name before transformers v5
+
     def _set_checkpointing(self, every: int, kwargs: dict[str, Any]) -> None:
-        encoder = next(module for name, module in self.named_modules() if name.endswith("encoder"))
-        vars(encoder).update(checkpoint_every=every, checkpoint_kwargs=kwargs)
+        for module in self.modules():
+            if hasattr(module, "checkpoint_every"):
+                module.checkpoint_every = every  # type: ignore[assignment]
+                module.checkpoint_kwargs = {"use_reentrant": False, **kwargs}  # type: ignore[assignment]
 
     def result(self, output: Output, return_dict: bool | None) -> Output | tuple[Any, ...]:
         """`output`, or the plain tuple if `return_dict`, else the config, asks for that."""
@@ -177,7 +190,8 @@ class BertPreTrainedModel(nn.Module):
         """
         config = BertConfig.from_pretrained(name_or_path, **config_overrides)
         with torch.device("meta"):
-            model = cls(config, attn_implementation=attn_implementation)  # type: ignore[call-arg]
+            model = cls(config)
+        model.set_attn_implementation(attn_implementation)
         target = torch.device("cpu" if device is None else device)
         chosen = resolve_dtype(dtype, config.dtype, name_or_path, target)
         report, fresh = load_weights(

@@ -342,6 +342,21 @@ def test_a_nested_tensor_is_refused_where_it_means_nothing() -> None:
         module(nested, attn_mask=torch.zeros(3, 3))
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.parametrize("training", [True, False])
+def test_it_takes_the_place_of_torchs_in_torchs_own_layers(training: bool) -> None:
+    layer = nn.TransformerEncoderLayer(E, H, 33, dropout=0.0, batch_first=True).train(training)
+    theirs = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train(training)
+    ours = copy.deepcopy(theirs)
+    for inner in ours.layers:
+        inner.self_attn = MultiHeadAttention.from_torch(inner.self_attn)
+    x, padding = torch.randn(B, L, E), torch.arange(L) >= torch.tensor([7, 3, 5])[:, None]
+    with torch.no_grad():
+        got, expected = (model(x, src_key_padding_mask=padding) for model in (ours, theirs))
+    torch.testing.assert_close(got[~padding], expected[~padding], atol=1e-6, rtol=1e-5)
+    nn.TransformerEncoder(ours.layers[0], 2)
+
+
 # Weights in and out.
 
 

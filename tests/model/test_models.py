@@ -136,6 +136,14 @@ def test_an_output_can_be_rebuilt_copied_and_pickled() -> None:
         assert isinstance(other, ModelOutput)
 
 
+def test_an_output_is_gathered_and_taken_apart_by_torch() -> None:
+    output = HeadOutput(logits=torch.ones(2, 3), loss=torch.zeros(1))
+    gathered = type(output)((name, torch.cat([value, value])) for name, value in output.items())  # as DataParallel does
+    assert (type(gathered), gathered.logits.shape) == (HeadOutput, (4, 3))
+    doubled = torch.utils._pytree.tree_map(lambda x: 2 * x, output)
+    assert (type(doubled), doubled.logits.unique().tolist(), list(doubled)) == (HeadOutput, [2.0], ["loss", "logits"])
+
+
 # Losses.
 
 
@@ -189,6 +197,12 @@ def test_accumulation_equals_one_large_batch(head: str) -> None:
         torch.testing.assert_close(dict(model.named_parameters())[name].grad, gradient, atol=1e-6, rtol=1e-4)
 
 
+def test_nothing_to_count_divides_by_one() -> None:
+    ids = torch.randint(6, 99, (1, 5))
+    for count in (0, torch.tensor(0)):
+        assert small()(ids, labels=torch.full((1, 5), -100), num_items_in_batch=count).loss.item() == 0.0
+
+
 def test_a_label_at_padding_is_no_label() -> None:
     inputs = batch(TAGGER, (7, 3, 5))
     model = small()
@@ -208,6 +222,7 @@ def test_the_loss_of_half_precision_is_taken_in_float32_and_of_double_in_float64
         (torch.zeros(3, 6, dtype=torch.long), r"expected shape \(3, 7\).* got \(3, 6\)"),
         (torch.full((3, 7), 18), "expected 0 to 17, or -100 for none, got 18"),
         (torch.full((3, 7), -1), "got -1"),
+        (torch.full((3, 7), 1.7), "integers, got torch.float32"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(labels: torch.Tensor, message: str) -> None:
@@ -219,6 +234,12 @@ def test_multi_label_targets_of_another_shape_are_refused() -> None:
     model = small("BertForSequenceClassification", problem_type="multi_label_classification")
     with pytest.raises(MinibertError, match=r"\(3, 7\), got \(3,\)"):
         model(**batch("BertForSequenceClassification"))
+
+
+def test_positions_that_are_no_integers_are_refused() -> None:
+    inputs = batch("BertForQuestionAnswering")
+    with pytest.raises(MinibertError, match=r"integers, got torch\.float32"):
+        small("BertForQuestionAnswering")(**inputs | {"start_positions": inputs["start_positions"].float()})
 
 
 def test_question_answering_needs_two_labels() -> None:
@@ -252,13 +273,18 @@ def test_a_sequence_longer_than_the_position_table_is_refused_with_both_numbers(
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({}, "give either input_ids or inputs_embeds, one"),
-        ({"input_ids": torch.ones(1, 3).long(), "inputs_embeds": torch.ones(1, 3, 20)}, "not both"),
+        ({}, "either input_ids or inputs_embeds, got neither"),
+        ({"input_ids": torch.ones(1, 3).long(), "inputs_embeds": torch.ones(1, 3, 20)}, "got both"),
         ({"input_ids": torch.ones(3).long()}, r"input_ids: expected shape \(batch, sequence\), got \(3,\)"),
         ({"input_ids": torch.ones(1, 3)}, "input_ids: expected integers, got torch.float32"),
         ({"inputs_embeds": torch.ones(1, 3, 19)}, r"\(batch, sequence, 20\), got \(1, 3, 19\)"),
-        ({"input_ids": torch.ones(1, 3).long(), "token_type_ids": torch.zeros(1, 4).long()}, r"\(1, 3\), got \(1, 4\)"),
-        ({"input_ids": torch.ones(2, 3).long(), "position_ids": torch.zeros(3, 3).long()}, r"\(2, 3\), got \(3, 3\)"),
+        (
+            {"input_ids": torch.ones(1, 3).long(), "token_type_ids": torch.zeros(1, 4).long()},
+            r"\(1, 3\) or \(3,\), got \(1, 4\)",
+        ),
+        ({"input_ids": torch.ones(2, 3).long(), "position_ids": torch.zeros(3, 3).long()}, r"or \(3,\), got \(3, 3\)"),
+        ({"input_ids": torch.ones(2, 3).long(), "position_ids": torch.zeros(2, 1).long()}, r"or \(3,\), got \(2, 1\)"),
+        ({"input_ids": torch.ones(2, 3).long(), "position_ids": torch.tensor(0)}, r"or \(3,\), got \(\)"),
     ],
 )
 def test_inputs_that_do_not_fit_are_named(inputs: dict[str, Any], message: str) -> None:
@@ -267,8 +293,12 @@ def test_inputs_that_do_not_fit_are_named(inputs: dict[str, Any], message: str) 
 
 
 def test_multiple_choice_wants_a_dimension_of_choices() -> None:
-    with pytest.raises(MinibertError, match=r"input_ids \(batch, choices, sequence\)"):
-        small("BertForMultipleChoice")(torch.ones(3, 7).long())
+    model, ids = small("BertForMultipleChoice"), torch.full((3, 2, 7), 9)
+    for wrong in ({"input_ids": ids[0]}, {"input_ids": ids, "attention_mask": torch.ones(2, 6)}):
+        with pytest.raises(MinibertError, match=r"\(batch, choices, sequence\), got .*\(2, [67]\)"):
+            model(**wrong)
+    with pytest.raises(MinibertError, match="got neither"):
+        model()
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
@@ -279,10 +309,14 @@ def test_ids_of_any_integer_dtype(dtype: torch.dtype) -> None:
     assert torch.equal(model(**narrow).last_hidden_state, model(**inputs).last_hidden_state)
 
 
-def test_an_empty_batch_and_an_empty_sequence() -> None:
-    model = small()
-    assert model(torch.zeros(0, 7).long()).logits.shape == (0, 7, 18)
-    assert model(torch.zeros(2, 0).long()).logits.shape == (2, 0, 18)
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("shape", [(0, 7), (2, 0), (0, 0)])
+def test_an_empty_batch_and_an_empty_sequence(head: str, shape: tuple[int, int]) -> None:
+    choices = (3,) if head == "BertForMultipleChoice" else ()
+    for mask in (None, torch.ones(shape[0], *choices, shape[1])):
+        output = small(head)(torch.zeros(shape[0], *choices, shape[1]).long(), mask)
+        assert output[0].shape[0] == shape[0]
+        assert output[0].isfinite().all()
 
 
 def test_every_forward_names_its_arguments() -> None:
@@ -310,6 +344,22 @@ def test_initial_weights_are_berts(head: str) -> None:
             assert torch.equal(module.weight, torch.ones_like(module.weight))
         if isinstance(getattr(module, "bias", None), nn.Parameter):
             assert module.bias.abs().max() == 0, name
+
+
+@pytest.mark.parametrize("head", ["BertForTokenClassification", "BertForMaskedLM"])
+def test_init_weights_draws_every_parameter_anew(head: str) -> None:
+    with torch.device("meta"):
+        model = small(head)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    for _ in range(2):  # and again on what is tied by now
+        model.init_weights()
+        model.tie_weights()
+        assert all(p.isfinite().all() for p in model.parameters())
+        assert model.get_input_embeddings().weight[5].abs().max() == 0
+        assert model.get_input_embeddings().weight[6].abs().max() > 0
 
 
 def test_normal_and_not_uniform() -> None:
@@ -375,6 +425,15 @@ def test_checkpointing_repeats_the_same_dropout() -> None:
         torch.testing.assert_close(plain, checkpointed, atol=1e-7, rtol=1e-5)
 
 
+def test_checkpointing_options() -> None:
+    model = small()
+    model.gradient_checkpointing_enable({"preserve_rng_state": False}, every_n_layers=2)
+    assert model.bert.encoder.checkpoint_kwargs == {"use_reentrant": False, "preserve_rng_state": False}
+    assert model.bert.encoder.checkpoint_every == 2
+    with pytest.raises(MinibertError, match="offload=True is not implemented"):
+        model.activation_checkpointing_enable(offload=True)
+
+
 def test_checkpointing_every_second_layer_and_never_in_eval_mode() -> None:
     model, inputs = small().train(), batch(TAGGER)
     model.activation_checkpointing_enable(every_n_layers=2)
@@ -397,14 +456,13 @@ def test_set_attn_implementation_reaches_every_layer_and_refuses_unknown_names()
     assert {layer.attention.self.attn_implementation for layer in model.bert.encoder.layer} == {"eager"}
     with pytest.raises(MinibertError, match="'flash_attention_2' is not one of eager, sdpa"):
         model.set_attn_implementation("flash_attention_2")
-    eager = minibert.BertModel(BertConfig(**fields_of("BertModel")), attn_implementation="eager")
-    assert eager.encoder.layer[2].attention.self.attn_implementation == "eager"
 
 
 def test_num_parameters_counts_tied_ones_once_as_transformers_does() -> None:
     for head in ("BertForMaskedLM", TAGGER):
         ours, theirs = pair(head)
         assert ours.num_parameters() == theirs.num_parameters()
+        assert ours.num_parameters(exclude_embeddings=True) == theirs.num_parameters(exclude_embeddings=True)
     ours.bert.requires_grad_(False)
     assert ours.num_parameters(only_trainable=True) == 20 * 18 + 18
 

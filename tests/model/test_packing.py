@@ -77,6 +77,7 @@ def test_the_dtype_of_a_padding_mask_does_not_change_its_meaning(dtype: torch.dt
         (torch.full((B, 1, S, S), 3), "got 3"),
         (torch.ones(B, S, S), "only 0 and 1; pass mask.bool"),
         (torch.full((B, S, S), float("nan")), "NaN"),
+        (torch.full((B, S, S), float("inf")), r"\+inf"),
     ],
 )
 def test_any_other_mask_is_refused_with_its_value_or_shape(mask: torch.Tensor, message: str) -> None:
@@ -97,6 +98,21 @@ def test_masks_with_a_row_for_each_query(implementation: str) -> None:
     for mask in (allowed, allowed.int(), allowed[:, None], four, four.long(), additive, additive.squeeze(1)):
         got = model(ids, mask).last_hidden_state
         assert largest_difference(got, expected, keep) < 1e-6
+
+
+@pytest.mark.parametrize("implementation", ATTENTIONS)
+@pytest.mark.parametrize("made_in", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("model_in", [torch.float32, torch.float64])
+def test_the_lowest_value_of_any_dtype_blocks(implementation: str, made_in: torch.dtype, model_in: torch.dtype) -> None:
+    model = small().to(model_in)
+    model.set_attn_implementation(implementation)
+    ids = torch.randint(6, 99, (B, S))
+    allowed = torch.rand(B, 1, S, S) > 0.5
+    allowed[1, 0, 3] = False  # attends to nothing
+    additive = torch.zeros(B, 1, S, S, dtype=made_in).masked_fill(~allowed, torch.finfo(made_in).min)
+    got, expected = (model(ids, mask, output_attentions=True) for mask in (additive, allowed))
+    assert largest_difference(got.last_hidden_state, expected.last_hidden_state) < 1e-6
+    assert all(weights[1, :, 3].abs().max() == 0 for weights in got.attentions)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -222,14 +238,14 @@ def test_torch_compile_makes_one_graph_with_the_same_results(head: str) -> None:
 
 
 def test_torch_export_takes_other_batch_sizes_and_lengths() -> None:
-    model = small("BertForTokenClassification", return_dict=False)
+    model = small("BertForTokenClassification")
     ids, mask = traced_inputs()
     rows, length = torch.export.Dim("rows", max=64), torch.export.Dim("length", max=24)
     shapes = {"input_ids": {0: rows, 1: length}, "attention_mask": {0: rows, 1: length}}
     program = torch.export.export(model, (ids, mask), dynamic_shapes=shapes).module()
     other = (torch.randint(6, 99, (2, 11)), (torch.arange(11) < torch.tensor([4, 11])[:, None]).long())
     for inputs in ((ids, mask), other):
-        torch.testing.assert_close(program(*inputs)[0], model(*inputs)[0], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(program(*inputs).logits, model(*inputs).logits, atol=1e-6, rtol=1e-5)
 
 
 def test_autocast_runs_and_stays_near_float32() -> None:
