@@ -85,6 +85,7 @@ class MultiHeadAttention(nn.Module):
         kdim, vdim: channels of key and value; default `embed_dim`.
         batch_first: whether batched input is (B, L, E) or (L, B, E).
         attn_implementation: "sdpa" or "eager"; asking for weights always takes "eager".
+        device, dtype: of the parameters.
 
     Raises:
         MinibertError: `num_heads` does not divide `embed_dim`, or the implementation is unknown.
@@ -113,6 +114,8 @@ class MultiHeadAttention(nn.Module):
         vdim: int | None = None,
         batch_first: bool = True,
         attn_implementation: str = "sdpa",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
@@ -124,12 +127,13 @@ class MultiHeadAttention(nn.Module):
         self.vdim = embed_dim if vdim is None else vdim
         self.add_zero_attn, self.batch_first = add_zero_attn, batch_first
         self.set_attn_implementation(attn_implementation)
-        self.query = nn.Linear(embed_dim, embed_dim, bias)
-        self.key = nn.Linear(self.kdim, embed_dim, bias)
-        self.value = nn.Linear(self.vdim, embed_dim, bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias)
+        self.query = nn.Linear(embed_dim, embed_dim, bias, device, dtype)
+        self.key = nn.Linear(self.kdim, embed_dim, bias, device, dtype)
+        self.value = nn.Linear(self.vdim, embed_dim, bias, device, dtype)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias, device, dtype)
         for name in ("bias_k", "bias_v"):
-            self.register_parameter(name, nn.Parameter(torch.empty(1, 1, embed_dim)) if add_bias_kv else None)
+            appended = torch.empty(1, 1, embed_dim, device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(appended) if add_bias_kv else None)
         self.register_load_state_dict_pre_hook(_accept_torch_layout)  # type: ignore[no-untyped-call]
         self.reset_parameters()
 
@@ -341,9 +345,10 @@ class MultiHeadAttention(nn.Module):
             kdim=module.kdim,
             vdim=module.vdim,
             batch_first=module.batch_first,
+            device=module.out_proj.weight.device,
+            dtype=module.out_proj.weight.dtype,
         )
-        weight = module.out_proj.weight
-        ours.to(weight.device, weight.dtype).load_state_dict(module.state_dict())
+        ours.load_state_dict(module.state_dict())
         return ours.train(module.training)
 
     def to_torch(self) -> nn.MultiheadAttention:

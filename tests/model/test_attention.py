@@ -403,6 +403,11 @@ def test_initial_weights_are_distributed_as_torchs() -> None:
             assert parameter.abs().max().item() == pytest.approx(reference.abs().max().item(), rel=0.4, abs=1e-9)
 
 
+def test_device_and_dtype_are_the_parameters() -> None:
+    module = MultiHeadAttention(E, H, add_bias_kv=True, device="meta", dtype=torch.float64)
+    assert {(p.device.type, p.dtype) for p in module.parameters()} == {("meta", torch.float64)}
+
+
 def test_the_module_can_be_copied_and_pickled() -> None:
     module = MultiHeadAttention(E, H).eval()
     x = torch.randn(B, L, E)
