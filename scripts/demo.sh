@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# The main job, from nothing: makes .venv if there is none, writes a small checkpoint, labels Chinese sentences
-# with it, and compares its numbers with transformers'.
+# The main job, from nothing: writes a small checkpoint, labels Chinese sentences with it, and compares its numbers
+# with those of transformers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-
-[ -d .venv ] || python3 -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . transformers
+source scripts/venv.sh
+install -e . transformers
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

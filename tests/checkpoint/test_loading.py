@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -316,6 +317,24 @@ def test_the_device_is_where_the_parameters_are(tmp_path: Path) -> None:
     write(tmp_path)
     assert load(tmp_path, device="cpu").device == torch.device("cpu")
     assert {p.device.type for p in load(tmp_path, device="meta").parameters()} == {"meta"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux to see what is mapped")
+def test_weights_of_the_files_dtype_are_mapped_and_not_copied(tmp_path: Path) -> None:
+    def mapped() -> bool:
+        return str(tmp_path / "model.safetensors") in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    write(tmp_path)
+    gc.collect()
+    assert not mapped()
+    model = load(tmp_path)
+    assert mapped()
+    del model
+    gc.collect()
+    assert not mapped()
+    converted = load(tmp_path, dtype=torch.float64)
+    assert converted.dtype == torch.float64
+    assert not mapped()
 
 
 def test_training_a_loaded_model_leaves_the_file_alone(tmp_path: Path) -> None:
