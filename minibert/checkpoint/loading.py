@@ -119,10 +119,11 @@ def resolve_dtype(
         CheckpointError: not a floating dtype's name.
     """
     if dtype != "auto":
-        chosen = getattr(torch, str(dtype).removeprefix("torch."), None)
-        if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
-            raise CheckpointError(f"dtype: expected 'auto', 'float32', 'bfloat16' or 'float16', got {dtype!r}")
-        return chosen
+        known = {str(known).removeprefix("torch."): known for known in FLOATS.values()}
+        name = str(dtype).removeprefix("torch.")
+        if name not in known:
+            raise CheckpointError(f"dtype: expected auto, {', '.join(known)}, got {dtype}")
+        return known[name]
     chosen = getattr(torch, config_dtype) if config_dtype else _file_dtype(weights_file(directory))
     if device.type == "cpu" and chosen in (torch.float16, torch.bfloat16) and not _cpu_has(chosen):
         logger.warning("this CPU has no arithmetic for %s; the model is loaded in float32", chosen)

@@ -55,6 +55,17 @@ def test_each_dropout_of_the_config_is_applied(dropout: str) -> None:
     assert (model(**inputs).logits - model(**inputs).logits).abs().max() > 1e-3
 
 
+def test_dropout_stands_where_bert_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    original = F.dropout
+    monkeypatch.setattr(F, "dropout", lambda x, p, *rest: (rates.append(p), original(x, p, *rest))[1])
+    model = small(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3, classifier_dropout=0.4).train()
+    model.set_attn_implementation("eager")
+    model(**batch(TAGGER))
+    layer = [0.3, 0.2, 0.2]  # the attention weights, and the ends of both halves
+    assert rates == [0.2, *layer * 3, 0.4]
+
+
 # What is asked for.
 
 
