@@ -208,6 +208,7 @@ def test_contradicting_labels_are_refused(fields: dict[str, Any], message: str) 
         ({"hidden_size": True}, "hidden_size: expected int, got True"),
         ({"hidden_size": None}, "hidden_size: expected int, got None"),
         ({"layer_norm_eps": "1e-12"}, "layer_norm_eps: expected float, got '1e-12'"),
+        ({"hidden_dropout_prob": True}, "hidden_dropout_prob: expected float, got True"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps: expected float, got nan"),
         ({"return_dict": 1}, "return_dict: expected bool, got 1"),
         ({"hidden_act": None}, "hidden_act: expected str, got None"),

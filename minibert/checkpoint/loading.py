@@ -1,36 +1,32 @@
-"""A safetensors file into a model, whole or not at all."""
+"""Stored tensors into a model, whole or not at all."""
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from minibert.checkpoint.names import OTHER_HEADS, POSITION_IDS, head_of, model_name
+from minibert.checkpoint.files import SAFETENSORS_DTYPES, WeightFiles
+from minibert.checkpoint.names import OTHER_HEADS, POSITION_IDS, head_of, model_name, wrapper_of
 from minibert.errors import CheckpointError
-
-WEIGHTS_NAME = "model.safetensors"
-FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 logger = logging.getLogger("minibert")
 
 
 def load_weights(
     model: nn.Module,
-    directory: str | os.PathLike[str],
+    files: WeightFiles,
     *,
     tied: Mapping[str, str],
     dtype: torch.dtype,
     device: torch.device,
     ignore_mismatched_sizes: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Fills a model built on the meta device from `model.safetensors`.
+    """Fills a model built on the meta device from the tensors of a checkpoint.
 
     Names are compared before a single value is read. Parameters that are to be initialised (a head that is not in
     the file, or of another size if that is allowed) are left empty. `tied` names parameters that stand for others.
@@ -42,34 +38,29 @@ def load_weights(
     Raises:
         CheckpointError: with every missing, unexpected and mis-shaped name.
     """
-    path = weights_file(directory)
+    stored = files.tensors
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    with _open(path) as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # not a dict
-        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
-        sources, unexpected = _match(file, expected, tied, path)
-        missing = [name for name in expected if name not in sources and name not in tied]
-        mismatched = [name for name, source in sources.items() if shapes[source] != expected[name]]
-        new_heads = {head_of(name) for name in (*missing, *mismatched)}
-        present = {head_of(name) for name in sources}
-        problems = {
-            "missing": [name for name in missing if head_of(name) is None or head_of(name) in present],
-            "unexpected": [name for name in unexpected if not OTHER_HEADS.match(name)],
-            "of another shape": [
-                f"{name} ({list(shapes[sources[name]])} in the file, {list(expected[name])} in the model)"
-                for name in mismatched
-                if head_of(name) is None or not ignore_mismatched_sizes
-            ],
-            "not floating point": [
-                f"{name} ({slices[source].get_dtype()})"
-                for name, source in sources.items()
-                if slices[source].get_dtype() not in FLOATS
-            ],
-        }
-        if any(problems.values()):
-            raise _does_not_fit(path, type(model).__name__, problems)
-        fresh = [name for name in expected if head_of(name) in new_heads and name not in tied]
-        state = {name: file.get_tensor(sources[name]).to(device, dtype) for name in sources if name not in fresh}
+    sources, unexpected = _match(files, expected, tied)
+    missing = [name for name in expected if name not in sources and name not in tied]
+    mismatched = [name for name, source in sources.items() if stored[source].shape != expected[name]]
+    new_heads = {head_of(name) for name in (*missing, *mismatched)}
+    present = {head_of(name) for name in sources}
+    problems = {
+        "missing": [name for name in missing if head_of(name) is None or head_of(name) in present],
+        "unexpected": [name for name in unexpected if not OTHER_HEADS.match(name)],
+        "of another shape": [
+            f"{name} ({list(stored[sources[name]].shape)} in the file, {list(expected[name])} in the model)"
+            for name in mismatched
+            if head_of(name) is None or not ignore_mismatched_sizes
+        ],
+        "not floating point": [
+            f"{name} ({stored[source].dtype})" for name, source in sources.items() if stored[source].float_dtype is None
+        ],
+    }
+    if any(problems.values()):
+        raise _does_not_fit(files.source, type(model).__name__, problems)
+    fresh = [name for name in expected if head_of(name) in new_heads and name not in tied]
+    state = {name: stored[source].read().to(device, dtype) for name, source in sources.items() if name not in fresh}
     state |= {name: torch.empty(expected[name], dtype=dtype, device=device) for name in fresh}
     model.load_state_dict(state, strict=False, assign=True)
     report = {
@@ -94,24 +85,8 @@ def _does_not_fit(path: Path, model_name: str, problems: Mapping[str, list[str]]
     return CheckpointError("\n".join(lines))
 
 
-def weights_file(directory: str | os.PathLike[str]) -> Path:
-    """The weights in a checkpoint directory.
-
-    Raises:
-        CheckpointError: no directory, or no `model.safetensors` in it; what is there instead is named.
-    """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory}: expected a checkpoint directory with config.json and {WEIGHTS_NAME}")
-    path = directory / WEIGHTS_NAME
-    if not path.is_file():
-        found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:20]) or "nothing"
-        raise CheckpointError(f"{directory}: no {WEIGHTS_NAME} there; found {found}")
-    return path
-
-
 def resolve_dtype(
-    dtype: str | torch.dtype, config_dtype: str | None, directory: str | os.PathLike[str], device: torch.device
+    dtype: str | torch.dtype, config_dtype: str | None, files: WeightFiles, device: torch.device
 ) -> torch.dtype:
     """The dtype to load in; "auto" is the config's, else the file's, but float32 where the CPU cannot do half.
 
@@ -119,24 +94,17 @@ def resolve_dtype(
         CheckpointError: not a floating dtype's name.
     """
     if dtype != "auto":
-        known = {str(known).removeprefix("torch."): known for known in FLOATS.values()}
+        known = {str(known).removeprefix("torch."): known for known in SAFETENSORS_DTYPES.values()}
         name = str(dtype).removeprefix("torch.")
         if name not in known:
             raise CheckpointError(f"dtype: expected auto, {', '.join(known)}, got {dtype}")
         return known[name]
-    chosen = getattr(torch, config_dtype) if config_dtype else _file_dtype(weights_file(directory))
+    stored = (tensor.float_dtype for tensor in files.tensors.values() if tensor.float_dtype is not None)
+    chosen: torch.dtype = getattr(torch, config_dtype) if config_dtype else next(stored, torch.float32)
     if device.type == "cpu" and chosen in (torch.float16, torch.bfloat16) and not _cpu_has(chosen):
         logger.warning("this CPU has no arithmetic for %s; the model is loaded in float32", chosen)
         return torch.float32
     return chosen
-
-
-def _file_dtype(path: Path) -> torch.dtype:
-    with _open(path) as file:
-        for name in file.keys():  # noqa: SIM118  # not a dict
-            if file.get_slice(name).get_dtype() in FLOATS:
-                return FLOATS[file.get_slice(name).get_dtype()]
-    return torch.float32
 
 
 def _cpu_has(dtype: torch.dtype) -> bool:
@@ -145,23 +113,18 @@ def _cpu_has(dtype: torch.dtype) -> bool:
     return bool(getattr(torch.ops.mkldnn, probe)()) if hasattr(torch.ops.mkldnn, probe) else False
 
 
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        size = f"{path.stat().st_size:,} bytes" if path.exists() else "missing"
-        raise CheckpointError(f"{path}: incomplete or corrupt, {size} ({error}); download or copy it again") from None
-
-
 def _match(
-    file: Any, expected: Mapping[str, Any], tied: Mapping[str, str], path: Path
+    files: WeightFiles, expected: Mapping[str, Any], tied: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
     """Model name to file name for what the model has, and the file names that are left over."""
+    wrapper = wrapper_of(files.tensors)
+    if wrapper:
+        logger.warning("%s: every name begins with %s, which is left off", files.source, wrapper)
     sources: dict[str, str] = {}
     aliases: dict[str, str] = {}
     unexpected = []
-    for source in file.keys():  # noqa: SIM118  # not a dict
-        name = model_name(source, expected)
+    for source in files.tensors:
+        name = model_name(source.removeprefix(wrapper), expected)
         if POSITION_IDS.search(name):
             continue
         if name in tied:
@@ -169,14 +132,14 @@ def _match(
         elif name not in expected:
             unexpected.append(source)
         elif name in sources:
-            raise CheckpointError(f"{path}: {sources[name]} and {source} are both {name}; keep one of them")
+            raise CheckpointError(f"{files.source}: {sources[name]} and {source} are both {name}; keep one of them")
         else:
             sources[name] = source
     for name, source in aliases.items():
         original = sources.setdefault(name, source)  # either may be stored without the other
-        if original != source and not torch.equal(file.get_tensor(original), file.get_tensor(source)):
+        if original != source and not torch.equal(files.tensors[original].read(), files.tensors[source].read()):
             raise CheckpointError(
-                f"{path}: {source} differs from {original}, but the config ties them (tie_word_embeddings); "
+                f"{files.source}: {source} differs from {original}, but the config ties them (tie_word_embeddings); "
                 "pass tie_word_embeddings=False to load both"
             )
     return sources, unexpected

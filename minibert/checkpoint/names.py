@@ -14,6 +14,15 @@ OTHER_HEADS = re.compile(r"^(bert\.)?(cls|classifier|qa_outputs|pooler)\.")
 POSITION_IDS = re.compile(r"(^|\.)embeddings\.position_ids$")
 
 
+WRAPPERS = ("module.", "model.")  # what DataParallel and training frameworks put in front of every name
+
+
+def wrapper_of(file_names: Collection[str]) -> str:
+    """The wrapper that all names of a file share, or an empty string."""
+    shared = (prefix for prefix in WRAPPERS if file_names and all(name.startswith(prefix) for name in file_names))
+    return next(shared, "")
+
+
 def model_name(file_name: str, expected: Collection[str]) -> str:
     """The name that the tensor `file_name` has in a model whose `state_dict` keys are `expected`."""
     name = re.sub(r"(?<=LayerNorm\.)gamma$", "weight", file_name)  # TensorFlow's names, still in bert-base-chinese

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import nn
 
-from minibert.checkpoint.loading import WEIGHTS_NAME
+from minibert.checkpoint.files import SAFETENSORS
 
 
 def save_weights(model: nn.Module, directory: str | os.PathLike[str], *, tied: Mapping[str, str]) -> None:
@@ -17,7 +17,7 @@ def save_weights(model: nn.Module, directory: str | os.PathLike[str], *, tied: M
 
     `tied` names parameters that stand for others; they are stored once, under the other's name.
     """
-    target = Path(directory) / WEIGHTS_NAME
+    target = Path(directory) / SAFETENSORS
     target.parent.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied}
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")

@@ -6,11 +6,13 @@ import logging
 import os
 import warnings
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
+from minibert.checkpoint.files import WeightFiles
 from minibert.checkpoint.loading import load_weights, resolve_dtype
 from minibert.checkpoint.saving import save_weights
 from minibert.config import BertConfig
@@ -166,7 +168,10 @@ class BertPreTrainedModel(nn.Module):
         output_loading_info: bool = False,
         **config_overrides: Any,
     ) -> Self | tuple[Self, dict[str, Any]]:
-        """Loads a checkpoint directory: `config.json` and `model.safetensors`, in any of the Hub's spellings.
+        """Loads a checkpoint directory: `config.json` and the weights, in any of the Hub's spellings.
+
+        The weights are `model.safetensors`, its shards, or the older `pytorch_model.bin`, of which only tensors are
+        read; safetensors come first.
 
         Args:
             name_or_path: the directory.
@@ -189,19 +194,20 @@ class BertPreTrainedModel(nn.Module):
                 missing, unexpected or of another shape is listed at once.
         """
         config = BertConfig.from_pretrained(name_or_path, **config_overrides)
-        with torch.device("meta"):
-            model = cls(config)
-        model.set_attn_implementation(attn_implementation)
         target = torch.device("cpu" if device is None else device)
-        chosen = resolve_dtype(dtype, config.dtype, name_or_path, target)
-        report, fresh = load_weights(
-            model,
-            name_or_path,
-            tied=model.tied_names(),
-            dtype=chosen,
-            device=target,
-            ignore_mismatched_sizes=ignore_mismatched_sizes,
-        )
+        with WeightFiles(Path(name_or_path)) as files:
+            with torch.device("meta"):
+                model = cls(config)
+            model.set_attn_implementation(attn_implementation)
+            chosen = resolve_dtype(dtype, config.dtype, files, target)
+            report, fresh = load_weights(
+                model,
+                files,
+                tied=model.tied_names(),
+                dtype=chosen,
+                device=target,
+                ignore_mismatched_sizes=ignore_mismatched_sizes,
+            )
         model.config = config.replace(dtype=str(chosen).removeprefix("torch."))
         for module in model.modules():
             if isinstance(module, BertPreTrainedModel):

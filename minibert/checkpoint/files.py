@@ -1,0 +1,184 @@
+"""The weight files of a checkpoint directory: which there are, what is in them, and whether they are whole."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from minibert.errors import CheckpointError
+
+SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
+INDEX_SUFFIX = ".index.json"
+# Names that other frameworks give their weights, and what to do about it.
+FOREIGN = {
+    "tf_model.h5": "TensorFlow",
+    "flax_model.msgpack": "Flax",
+    "bert_model.ckpt.index": "TensorFlow 1",
+    "model.ckpt.index": "TensorFlow 1",
+    "rust_model.ot": "rust-bert",
+}
+SAFETENSORS_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor that has not been read yet: its shape, its dtype as the file spells it, and how to read it."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], Tensor]
+
+    @property
+    def float_dtype(self) -> torch.dtype | None:
+        """The torch dtype if these are floating-point weights."""
+        return SAFETENSORS_DTYPES.get(self.dtype)
+
+
+class WeightFiles:
+    """All tensors of a checkpoint directory by name, from one file or from the shards of an index.
+
+    `model.safetensors` is preferred, then its index, then `pytorch_model.bin`, then its index. Everything is looked
+    at before anything is read: a file that is missing or damaged is an error and never a reason to take another.
+
+    Raises:
+        CheckpointError: naming the file and what is wrong with it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.tensors: dict[str, StoredTensor] = {}
+        self._open_files = ExitStack()
+        if not directory.is_dir():
+            raise CheckpointError(f"{directory}: expected a checkpoint directory, found no directory there")
+        for name, add in ((SAFETENSORS, self._add_safetensors), (PICKLE, self._add_pickle)):
+            self.source = directory / name
+            index = directory / (name + INDEX_SUFFIX)
+            if self.source.is_file():
+                add(self.source)
+                return
+            if index.is_file():
+                self.source = index
+                self._add_shards(index, add)
+                return
+        raise CheckpointError(_no_weights(directory))
+
+    def __enter__(self) -> WeightFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._open_files.close()
+
+    def _add_safetensors(self, path: Path) -> None:
+        try:
+            file = self._open_files.enter_context(safe_open(path, framework="pt", device="cpu"))
+            for name in file.keys():  # noqa: SIM118  # not a dict
+                part = file.get_slice(name)
+                read = _reader(file, name)
+                self._add(name, StoredTensor(path, tuple(part.get_shape()), part.get_dtype(), read))
+        except (SafetensorError, OSError) as error:
+            raise _damaged(path, error) from None
+
+    def _add_pickle(self, path: Path) -> None:
+        try:
+            # A pickle can run code; with weights_only it can make tensors and nothing else. Mapping needs the zip
+            # format, which torch.save has written since 1.6; bert-base-chinese's own file is older.
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        except pickle.UnpicklingError as error:
+            reason = str(error).split("\n")[0]
+            raise CheckpointError(
+                f"{path}: refused, it holds more than tensors and could run code, or it is damaged ({reason}); "
+                "save the weights as model.safetensors"
+            ) from None
+        except Exception as error:  # noqa: BLE001  # the unpickler raises whatever a damaged file makes it stumble over
+            raise _damaged(path, error) from None
+        if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+            raise CheckpointError(f"{path}: expected a dictionary of tensors by name, as model.state_dict() is")
+        spelled = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
+        for name, tensor in state.items():
+            dtype = spelled.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+            self._add(str(name), StoredTensor(path, tuple(tensor.shape), dtype, _constant(tensor)))
+
+    def _add_shards(self, index: Path, add: Callable[[Path], None]) -> None:
+        weight_map = _weight_map(index)
+        shards = sorted(set(weight_map.values()))
+        missing = [shard for shard in shards if not (index.parent / shard).is_file()]
+        if missing:
+            names = ", ".join(missing)
+            raise CheckpointError(f"{index}: names {names}, not found in {index.parent}; download the missing files")
+        for shard in shards:
+            add(index.parent / shard)
+        found = {name: tensor.path.name for name, tensor in self.tensors.items()}
+        for name in sorted(found.keys() | weight_map.keys()):
+            if found.get(name) != weight_map.get(name):
+                raise CheckpointError(
+                    f"{index}: does not belong to the files beside it: {name} is in {found.get(name, 'none of them')}, "
+                    f"by the index in {weight_map.get(name, 'none')}; download all files again"
+                )
+
+    def _add(self, name: str, tensor: StoredTensor) -> None:
+        if name in self.tensors:
+            raise CheckpointError(f"{tensor.path}: {name} is in {self.tensors[name].path.name} too; keep one of them")
+        self.tensors[name] = tensor
+
+
+def _reader(file: Any, name: str) -> Callable[[], Tensor]:
+    return lambda: file.get_tensor(name)
+
+
+def _constant(tensor: Tensor) -> Callable[[], Tensor]:
+    return lambda: tensor
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor name to file name, from an index whose names stay inside its directory."""
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8")).get("weight_map")
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError, AttributeError) as error:
+        raise CheckpointError(f"{index}: not an index in JSON ({error})") from None
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise CheckpointError(f"{index}: expected weight_map, from tensor names to file names")
+    outside = [shard for shard in weight_map.values() if shard in ("", ".", "..") or "/" in shard or "\\" in shard]
+    if outside:
+        raise CheckpointError(f"{index}: refused, {outside[0]!r} is not the plain name of a file beside the index")
+    return weight_map
+
+
+def _no_weights(directory: Path) -> str:
+    found = sorted(entry.name for entry in directory.iterdir())
+    for name, framework in FOREIGN.items():
+        if name in found:
+            return (
+                f"{directory / name}: {framework} weights are not read; convert them with transformers "
+                f"(save_pretrained writes {SAFETENSORS})"
+            )
+    return f"{directory}: no {SAFETENSORS} or {PICKLE} there; found {', '.join(found[:20]) or 'nothing'}"
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    """What a file that cannot be read is, where its first bytes tell."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(64).lstrip()
+    except OSError as unreadable:
+        return CheckpointError(f"{path}: cannot be read ({unreadable.strerror})")
+    if size == 0:
+        reason = "the file is empty"
+    elif start.startswith(b"version https://git-lfs"):
+        reason = "this is a Git LFS pointer; fetch the file itself with `git lfs pull`"
+    elif start[:1] == b"<":
+        reason = "this is an HTML page, perhaps an error page of the server it came from"
+    else:
+        reason = str(error).split("\n")[0]
+    return CheckpointError(f"{path}: incomplete or corrupt, {size:,} bytes ({reason}); download or copy it again")
