@@ -94,6 +94,12 @@ def test_one_wrapper_prefix_is_left_off_and_said(
     assert f"every name begins with {wrapper}, which is left off" in caplog.text
 
 
+def test_a_prefix_that_only_some_names_have_is_left_alone(tmp_path: Path, state: State) -> None:
+    as_safetensors(tmp_path, {("module." if "layer.0" in n else "") + n: tensor for n, tensor in state.items()})
+    with pytest.raises(CheckpointError, match=r"unexpected \(16\): module\.bert\.encoder\.layer\.0"):
+        load(tmp_path)
+
+
 def test_safetensors_come_before_pickles_and_one_file_before_shards(tmp_path: Path, state: State) -> None:
     zeros = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     as_pickle_shards(tmp_path, zeros)
