@@ -31,10 +31,10 @@ def main() -> None:
 
 @main.command(no_args_is_help=True, short_help="Label every token of a text.")
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
-@click.option("--model", "directory", required=True, metavar="DIR", help="Checkpoint directory.")
+@click.option("--model", "name_or_path", required=True, metavar="MODEL", help="A directory, or a name on the Hub.")
 @click.option("--allow-untrained-head", is_flag=True, help="Accept a checkpoint without a head; labels are random.")
 @click.option("--num-labels", type=int, help="Number of labels of an untrained head.")
-def predict(texts: tuple[str, ...], directory: str, allow_untrained_head: bool, num_labels: int | None) -> None:
+def predict(texts: tuple[str, ...], name_or_path: str, allow_untrained_head: bool, num_labels: int | None) -> None:
     """Print the label and score of every token of each TEXT ("-": every line of standard input).
 
     One token a line, with its label and score after tabs; an empty line after each text.
@@ -42,7 +42,7 @@ def predict(texts: tuple[str, ...], directory: str, allow_untrained_head: bool, 
     from minibert.predict import TokenClassifier
 
     options = {} if num_labels is None else {"num_labels": num_labels}
-    classifier = TokenClassifier.from_pretrained(directory, allow_untrained_head=allow_untrained_head, **options)
+    classifier = TokenClassifier.from_pretrained(name_or_path, allow_untrained_head=allow_untrained_head, **options)
     for text in texts:
         for line in _input_lines() if text == "-" else (text,):
             for token in classifier.label_tokens([line])[0]:
@@ -59,19 +59,19 @@ def _input_lines() -> Iterator[str]:
 
 
 @main.command(no_args_is_help=True, short_help="Compare a checkpoint's numbers with transformers'.")
-@click.argument("directory", metavar="DIR")
+@click.argument("name_or_path", metavar="MODEL")
 @click.argument("texts", nargs=-1, metavar="[TEXT...]")
 @click.option("--tolerance", default=1e-4, show_default=True, help="Largest difference that counts as the same.")
 @click.option("--attention", default="sdpa", show_default=True, type=click.Choice(["sdpa", "eager"]))
-def parity(directory: str, texts: tuple[str, ...], tolerance: float, attention: str) -> None:
-    """Compare the checkpoint in DIR with transformers, layer by layer, on a few sentences or on each TEXT.
+def parity(name_or_path: str, texts: tuple[str, ...], tolerance: float, attention: str) -> None:
+    """Compare MODEL with transformers, layer by layer, on a few sentences or on each TEXT.
 
     Exit status 1 if a difference is above the tolerance.
     """
     from minibert.parity import SENTENCES, compare
 
     differs = False
-    for index, difference in enumerate(compare(directory, texts or SENTENCES, attention)):
+    for index, difference in enumerate(compare(name_or_path, texts or SENTENCES, attention)):
         if index == 0:
             click.echo(f"{'':24}{'largest':>12}{'mean':>12}")
         above = not difference.largest <= tolerance  # so that NaN is above, too

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from minibert.errors import ConfigError
+from minibert.hub import Source
 
 CONFIG_NAME = "config.json"
 
@@ -58,6 +59,8 @@ NULL_IS_DEFAULT = (
     "model_type",
 )
 NEVER_KEPT = ("_name_or_path", "use_return_dict", "torch_dtype")  # a path is private; the others repeat a field
+
+SOURCE_OPTIONS = tuple(f.name for f in fields(Source) if f.name != "name")
 
 logger = logging.getLogger("minibert")
 
@@ -150,12 +153,21 @@ class BertConfig:
         return config
 
     @classmethod
-    def from_pretrained(cls, name_or_path: str | os.PathLike[str], **overrides: Any) -> BertConfig:
-        """Reads `config.json` from a directory (or that file itself), then applies `overrides`, known fields only."""
-        path = Path(name_or_path)
-        path = path / CONFIG_NAME if path.is_dir() else path
-        if not path.is_file():
-            raise ConfigError(f"{path}: no such file; expected a checkpoint directory that holds {CONFIG_NAME}")
+    def from_pretrained(cls, name_or_path: str | os.PathLike[str] | Source, **options: Any) -> BertConfig:
+        """Reads `config.json` of a directory or a model on the Hub, or the file given.
+
+        `options` are those of `hub.Source` (revision, subfolder, token, cache_dir, local_files_only) and fields to
+        override, known ones only.
+        """
+        where = {name: options.pop(name) for name in SOURCE_OPTIONS if name in options}
+        if not isinstance(name_or_path, Source) and Path(name_or_path).is_file():
+            path = Path(name_or_path)
+        else:
+            source = name_or_path if isinstance(name_or_path, Source) else Source(os.fspath(name_or_path), **where)
+            found = source.fetch(CONFIG_NAME)
+            if found is None:
+                raise ConfigError(f"{source}/{CONFIG_NAME}: {source.absence}")
+            path = found
         try:
             data = json.loads(path.read_text(encoding="utf-8-sig"))
         except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -163,7 +175,7 @@ class BertConfig:
         if not isinstance(data, dict):
             raise ConfigError(f"{path}: expected a JSON object, got {type(data).__name__}")
         try:
-            return cls.from_dict(_overridden(data, overrides))
+            return cls.from_dict(_overridden(data, options))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 

@@ -37,7 +37,7 @@ class Difference:
 
 
 def compare(
-    directory: str | os.PathLike[str], texts: Sequence[str] = SENTENCES, attn_implementation: str = "sdpa"
+    name_or_path: str | os.PathLike[str], texts: Sequence[str] = SENTENCES, attn_implementation: str = "sdpa"
 ) -> Iterator[Difference]:
     """Runs one padded batch of `texts` through minibert and `transformers`, in float32 on the CPU.
 
@@ -57,20 +57,20 @@ def compare(
         raise MinibertError("parity needs the reference: pip install 'minibert[train]'") from None
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    name = next(iter(BertConfig.from_pretrained(directory).architectures or ()), "BertModel")
+    name = next(iter(BertConfig.from_pretrained(name_or_path).architectures or ()), "BertModel")
     model_class = getattr(minibert, name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, BertPreTrainedModel)):
-        logger.warning("%s: the head of %s is not compared, only the encoder", directory, name)
+        logger.warning("%s: the head of %s is not compared, only the encoder", name_or_path, name)
         name, model_class = "BertModel", minibert.BertModel
     ours, report = model_class.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation=attn_implementation, output_loading_info=True
+        name_or_path, dtype=torch.float32, attn_implementation=attn_implementation, output_loading_info=True
     )
     theirs = getattr(transformers, name).from_pretrained(
-        directory, dtype=torch.float32, attn_implementation=attn_implementation
+        name_or_path, dtype=torch.float32, attn_implementation=attn_implementation
     )
     if report["missing_keys"]:
-        logger.warning("%s: not in the checkpoint, not compared: %s", directory, ", ".join(report["missing_keys"]))
-    inputs = _batch(directory, texts, ours.config)
+        logger.warning("%s: not in the checkpoint, not compared: %s", name_or_path, ", ".join(report["missing_keys"]))
+    inputs = _batch(name_or_path, texts, ours.config)
     real = inputs["attention_mask"].bool()
     if name == "BertForMultipleChoice":  # every text is the only choice
         inputs = {key: value.unsqueeze(1) for key, value in inputs.items()}
@@ -86,8 +86,8 @@ def compare(
                 yield _difference(key, value, their_output[key], real)
 
 
-def _batch(directory: str | os.PathLike[str], texts: Sequence[str], config: BertConfig) -> dict[str, Tensor]:
-    tokenizer = load_tokenizer(directory)
+def _batch(name_or_path: str | os.PathLike[str], texts: Sequence[str], config: BertConfig) -> dict[str, Tensor]:
+    tokenizer = load_tokenizer(name_or_path)
     tokenizer.enable_truncation(config.max_position_embeddings)
     tokenizer.enable_padding(pad_id=config.pad_token_id or 0)
     encodings = tokenizer.encode_batch(list(texts))

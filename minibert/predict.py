@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from tokenizers import Encoding, Tokenizer
 
+from minibert.config import SOURCE_OPTIONS
 from minibert.errors import CheckpointError, DataError
+from minibert.hub import Source
 from minibert.model.heads import BertForTokenClassification
 from minibert.text.tokenizer import load_tokenizer
 from minibert.text.windows import Window, windows
@@ -65,26 +67,27 @@ class TokenClassifier:
 
     @classmethod
     def from_pretrained(
-        cls, directory: str | os.PathLike[str], *, allow_untrained_head: bool = False, **options: Any
+        cls, name_or_path: str | os.PathLike[str], *, allow_untrained_head: bool = False, **options: Any
     ) -> TokenClassifier:
-        """Loads a checkpoint directory; `options` as for `BertForTokenClassification.from_pretrained`.
+        """Loads a checkpoint, local or from the Hub; `options` as for `BertForTokenClassification.from_pretrained`.
 
         Raises:
             CheckpointError: as there; or the checkpoint has no token-classification head, whose labels would be
                 random, and `allow_untrained_head` is False.
         """
-        model, report = BertForTokenClassification.from_pretrained(directory, output_loading_info=True, **options)
+        model, report = BertForTokenClassification.from_pretrained(name_or_path, output_loading_info=True, **options)
         trained_for = set(model.config.architectures or ())
         of_another_task = bool(trained_for & OTHER_CLASSIFIERS)
         if report["missing_keys"] or report["mismatched_keys"] or of_another_task:
             if not allow_untrained_head:
                 raise CheckpointError(
-                    f"{directory}: no trained token-classification head of {model.config.num_labels} labels in this "
+                    f"{name_or_path}: no trained token-classification head of {model.config.num_labels} labels in this "
                     "checkpoint; fine-tune it first, or pass allow_untrained_head (--allow-untrained-head) and get "
                     "random labels"
                 )
-            logger.warning("%s: the token-classification head is untrained; its labels are random", directory)
-        return cls(model, load_tokenizer(directory))
+            logger.warning("%s: the token-classification head is untrained; its labels are random", name_or_path)
+        where = {name: options[name] for name in SOURCE_OPTIONS if name in options}
+        return cls(model, load_tokenizer(Source(os.fspath(name_or_path), **where)))
 
     def label_tokens(self, texts: Iterable[str]) -> list[list[TokenLabel]]:
         """The label of every token of every text, in order; special tokens have none.

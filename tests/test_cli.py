@@ -63,8 +63,8 @@ def test_parity_prints_a_line_for_each_layer_and_exits_by_the_tolerance(director
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["predict", "--model", "/nowhere", "x"], 1, "/nowhere: no such file"),
-        (["parity", "/nowhere"], 1, "/nowhere: no such file"),
+        (["predict", "--model", "/nowhere", "x"], 1, "/nowhere: no such directory"),
+        (["parity", "/nowhere"], 1, "/nowhere: no such directory"),
         (["predict", "x"], 2, "Missing option '--model'"),
         (["predict", "--model", "/nowhere"], 2, "Missing argument 'TEXT...'"),
         (["predict", "--model", "/nowhere", "--num-labels", "many", "x"], 2, "'many' is not a valid integer"),
@@ -103,7 +103,7 @@ def test_version_and_help() -> None:
     assert invoke("--version").stdout == f"minibert, version {__version__}\n"
     for flag in ("-h", "--help"):
         assert "predict" in invoke(flag).stdout
-        assert "--model DIR" in invoke("predict", flag).stdout
+        assert "--model MODEL" in invoke("predict", flag).stdout
 
 
 def test_help_answers_in_under_a_third_of_a_second() -> None:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minibert.errors import CheckpointError
+from minibert.hub import Source
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX_SUFFIX = ".index.json"
@@ -47,7 +48,7 @@ class StoredTensor:
 
 
 class WeightFiles:
-    """All tensors of a checkpoint directory by name, from one file or from the shards of an index.
+    """All tensors of a checkpoint by name, from one file or from the shards of an index.
 
     `model.safetensors` is preferred, then its index, then `pytorch_model.bin`, then its index. Everything is looked
     at before anything is read: a file that is missing or damaged is an error and never a reason to take another.
@@ -56,22 +57,21 @@ class WeightFiles:
         CheckpointError: naming the file and what is wrong with it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, source: Source) -> None:
         self.tensors: dict[str, StoredTensor] = {}
         self._open_files = ExitStack()
-        if not directory.is_dir():
-            raise CheckpointError(f"{directory}: expected a checkpoint directory, found no directory there")
         for name, add in ((SAFETENSORS, self._add_safetensors), (PICKLE, self._add_pickle)):
-            self.source = directory / name
-            index = directory / (name + INDEX_SUFFIX)
-            if self.source.is_file():
-                add(self.source)
+            path = source.fetch(name)
+            if path is not None:
+                self.path = path
+                add(path)
                 return
-            if index.is_file():
-                self.source = index
-                self._add_shards(index, add)
+            path = source.fetch(name + INDEX_SUFFIX)
+            if path is not None:
+                self.path = path
+                self._add_shards(source, path, add)
                 return
-        raise CheckpointError(_no_weights(directory))
+        raise CheckpointError(_no_weights(source))
 
     def __enter__(self) -> WeightFiles:
         return self
@@ -109,15 +109,15 @@ class WeightFiles:
             dtype = spelled.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
             self._add(str(name), StoredTensor(path, tuple(tensor.shape), dtype, _constant(tensor)))
 
-    def _add_shards(self, index: Path, add: Callable[[Path], None]) -> None:
+    def _add_shards(self, source: Source, index: Path, add: Callable[[Path], None]) -> None:
         weight_map = _weight_map(index)
-        shards = sorted(set(weight_map.values()))
-        missing = [shard for shard in shards if not (index.parent / shard).is_file()]
+        shards = {shard: source.fetch(shard) for shard in sorted(set(weight_map.values()))}
+        missing = [shard for shard, path in shards.items() if path is None]
         if missing:
-            names = ", ".join(missing)
-            raise CheckpointError(f"{index}: names {names}, not found in {index.parent}; download the missing files")
-        for shard in shards:
-            add(index.parent / shard)
+            raise CheckpointError(f"{index}: names {', '.join(missing)}: {source.absence}; download the missing files")
+        for path in shards.values():
+            assert path is not None
+            add(path)
         found = {name: tensor.path.name for name, tensor in self.tensors.items()}
         for name in sorted(found.keys() | weight_map.keys()):
             if found.get(name) != weight_map.get(name):
@@ -154,15 +154,18 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _no_weights(directory: Path) -> str:
-    found = sorted(entry.name for entry in directory.iterdir())
+def _no_weights(source: Source) -> str:
+    message = f"{source}: no {SAFETENSORS} or {PICKLE}: {source.absence}"
+    if not source.is_local:
+        return message
+    found = sorted(entry.name for entry in Path(str(source)).iterdir())
     for name, framework in FOREIGN.items():
         if name in found:
             return (
-                f"{directory / name}: {framework} weights are not read; convert them with transformers "
+                f"{source}/{name}: {framework} weights are not read; convert them with transformers "
                 f"(save_pretrained writes {SAFETENSORS})"
             )
-    return f"{directory}: no {SAFETENSORS} or {PICKLE} there; found {', '.join(found[:20]) or 'nothing'}"
+    return f"{message}; found {', '.join(found[:20])}"
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:

@@ -58,7 +58,7 @@ def load_weights(
         ],
     }
     if any(problems.values()):
-        raise _does_not_fit(files.source, type(model).__name__, problems)
+        raise _does_not_fit(files.path, type(model).__name__, problems)
     fresh = [name for name in expected if head_of(name) in new_heads and name not in tied]
     state = {name: stored[source].read().to(device, dtype) for name, source in sources.items() if name not in fresh}
     state |= {name: torch.empty(expected[name], dtype=dtype, device=device) for name in fresh}
@@ -119,7 +119,7 @@ def _match(
     """Model name to file name for what the model has, and the file names that are left over."""
     wrapper = wrapper_of(files.tensors)
     if wrapper:
-        logger.warning("%s: every name begins with %s, which is left off", files.source, wrapper)
+        logger.warning("%s: every name begins with %s, which is left off", files.path, wrapper)
     sources: dict[str, str] = {}
     aliases: dict[str, str] = {}
     unexpected = []
@@ -132,14 +132,14 @@ def _match(
         elif name not in expected:
             unexpected.append(source)
         elif name in sources:
-            raise CheckpointError(f"{files.source}: {sources[name]} and {source} are both {name}; keep one of them")
+            raise CheckpointError(f"{files.path}: {sources[name]} and {source} are both {name}; keep one of them")
         else:
             sources[name] = source
     for name, source in aliases.items():
         original = sources.setdefault(name, source)  # either may be stored without the other
         if original != source and not torch.equal(files.tensors[original].read(), files.tensors[source].read()):
             raise CheckpointError(
-                f"{files.source}: {source} differs from {original}, but the config ties them (tie_word_embeddings); "
+                f"{files.path}: {source} differs from {original}, but the config ties them (tie_word_embeddings); "
                 "pass tie_word_embeddings=False to load both"
             )
     return sources, unexpected

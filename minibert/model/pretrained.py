@@ -6,7 +6,6 @@ import logging
 import os
 import warnings
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 import torch
@@ -17,6 +16,7 @@ from minibert.checkpoint.loading import load_weights, resolve_dtype
 from minibert.checkpoint.saving import save_weights
 from minibert.config import BertConfig
 from minibert.errors import MinibertError
+from minibert.hub import Source
 from minibert.model.activations import XIELU
 from minibert.model.attention import MultiHeadAttention
 from minibert.model.outputs import ModelOutput
@@ -166,15 +166,20 @@ class BertPreTrainedModel(nn.Module):
         device: str | torch.device | None = None,
         ignore_mismatched_sizes: bool = False,
         output_loading_info: bool = False,
+        revision: str | None = None,
+        subfolder: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        local_files_only: bool = False,
         **config_overrides: Any,
     ) -> Self | tuple[Self, dict[str, Any]]:
-        """Loads a checkpoint directory: `config.json` and the weights, in any of the Hub's spellings.
+        """Loads a checkpoint, local or from the Hub: `config.json` and the weights, in any of their spellings.
 
         The weights are `model.safetensors`, its shards, or the older `pytorch_model.bin`, of which only tensors are
         read; safetensors come first.
 
         Args:
-            name_or_path: the directory.
+            name_or_path: a directory, or the name of a model on the Hugging Face Hub.
             dtype: "auto" (the config's dtype, else the file's; float32 for half precision on a CPU that has no
                 arithmetic for it), or the dtype of all parameters.
             attn_implementation: "sdpa" or "eager".
@@ -183,6 +188,7 @@ class BertPreTrainedModel(nn.Module):
             ignore_mismatched_sizes: initialise a head of another size instead of refusing it.
             output_loading_info: return a pair of model and report instead of logging: `missing_keys` (initialised),
                 `unexpected_keys` (other heads', left out), `mismatched_keys`, `renamed_keys`.
+            revision, subfolder, token, cache_dir, local_files_only: as in `hub.Source`.
             config_overrides: config fields to change, such as `num_labels` or `id2label`.
 
         Returns:
@@ -190,12 +196,13 @@ class BertPreTrainedModel(nn.Module):
 
         Raises:
             ConfigError: the config cannot be used.
-            CheckpointError: the file cannot be read, or its tensors do not fit the model: everything that is
+            CheckpointError: a file cannot be had or read, or its tensors do not fit the model: everything that is
                 missing, unexpected or of another shape is listed at once.
         """
-        config = BertConfig.from_pretrained(name_or_path, **config_overrides)
+        source = Source(os.fspath(name_or_path), revision, subfolder, token, cache_dir, local_files_only)
+        config = BertConfig.from_pretrained(source, **config_overrides)
         target = torch.device("cpu" if device is None else device)
-        with WeightFiles(Path(name_or_path)) as files:
+        with WeightFiles(source) as files:
             with torch.device("meta"):
                 model = cls(config)
             model.set_attn_implementation(attn_implementation)

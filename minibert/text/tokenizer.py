@@ -10,9 +10,10 @@ from typing import Any
 from tokenizers import BertWordPieceTokenizer, Tokenizer
 
 from minibert.errors import CheckpointError
+from minibert.hub import Source
 
 
-def load_tokenizer(directory: str | os.PathLike[str]) -> Tokenizer:
+def load_tokenizer(name_or_path: str | os.PathLike[str] | Source) -> Tokenizer:
     """Reads `tokenizer.json`, or else `vocab.txt` with the settings of `tokenizer_config.json`.
 
     Truncation and padding that the file asks for are switched off: text is never cut here, and a batch is padded
@@ -21,24 +22,25 @@ def load_tokenizer(directory: str | os.PathLike[str]) -> Tokenizer:
     Raises:
         CheckpointError: neither file is there, or one cannot be read.
     """
-    directory = Path(directory)
-    whole, vocabulary = directory / "tokenizer.json", directory / "vocab.txt"
-    if whole.is_file():
+    source = name_or_path if isinstance(name_or_path, Source) else Source(os.fspath(name_or_path))
+    whole = source.fetch("tokenizer.json")
+    vocabulary = None if whole is not None else source.fetch("vocab.txt")
+    if whole is not None:
         try:
             tokenizer = Tokenizer.from_file(str(whole))
         except Exception as error:  # noqa: BLE001  # the library raises no narrower class
             raise CheckpointError(f"{whole}: not a tokenizer file ({error})") from None
-    elif vocabulary.is_file():
-        tokenizer = _from_vocabulary(vocabulary, _settings(directory / "tokenizer_config.json"))
+    elif vocabulary is not None:
+        tokenizer = _from_vocabulary(vocabulary, _settings(source.fetch("tokenizer_config.json")))
     else:
-        raise CheckpointError(f"{directory}: expected tokenizer.json or vocab.txt beside the weights, found neither")
+        raise CheckpointError(f"{source}: expected tokenizer.json or vocab.txt beside the weights: {source.absence}")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+def _settings(path: Path | None) -> dict[str, Any]:
+    if path is None:
         return {}
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))

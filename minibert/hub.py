@@ -1,0 +1,117 @@
+"""Where a checkpoint's files are: a local directory, or a model on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from minibert.errors import CheckpointError
+
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # "bert-base-chinese" or "owner/name"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint by name, whose files can be had one by one.
+
+    Args:
+        name: a directory, or the name of a model on the Hub.
+        revision: branch, tag or commit on the Hub; default its main branch.
+        subfolder: the folder within the directory or repository that holds the checkpoint.
+        token: for private models; default the one that `hf auth login` stored.
+        cache_dir: where downloads are kept; default as `HF_HOME` says.
+        local_files_only: use what is in the cache and ask no server, as `HF_HUB_OFFLINE=1` does.
+
+    Raises:
+        CheckpointError: the name is no directory and cannot be a name on the Hub, or the subfolder lies outside.
+    """
+
+    name: str
+    revision: str | None = None
+    subfolder: str | None = None
+    token: str | bool | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    local_files_only: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name or (not self.is_local and not REPOSITORY.fullmatch(self.name)):
+            raise CheckpointError(
+                f"{self.name or 'an empty name'}: no such directory, and not the name of a model on the Hub either"
+            )
+        folder = PurePosixPath(self.subfolder or "")
+        if folder.is_absolute() or ".." in folder.parts:
+            raise CheckpointError(f"subfolder: {self.subfolder!r} leads out of {self.name}")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the name is a directory on this machine, which comes before any name on the Hub."""
+        return Path(self.name).is_dir()
+
+    def __str__(self) -> str:
+        return str(Path(self.name, self.subfolder or ""))
+
+    @property
+    def absence(self) -> str:
+        """Why `fetch` gives None."""
+        if self.is_local:
+            return f"not in the directory {self}"
+        if self._is_offline:
+            return f"{self.name} is no directory here, and this file of it is not in the cache (offline)"
+        return f"the model {self} on the Hub has no such file"
+
+    @property
+    def _is_offline(self) -> bool:
+        from huggingface_hub import constants
+
+        return self.local_files_only or constants.HF_HUB_OFFLINE
+
+    def fetch(self, file_name: str) -> Path | None:
+        """The local path of a file of this checkpoint, downloaded if need be; None if there is no such file.
+
+        A download that was broken off is taken up again. A progress bar is shown on a terminal.
+
+        Raises:
+            CheckpointError: the model is not on the Hub or closed to the token, or the server cannot be reached and
+                the file is not in the cache.
+        """
+        if self.is_local:
+            path = Path(self.name, self.subfolder or "", file_name)
+            return path if path.is_file() else None
+        return self._download(file_name)
+
+    def _download(self, file_name: str) -> Path | None:
+        from huggingface_hub import errors, hf_hub_download
+
+        try:
+            return Path(
+                hf_hub_download(
+                    self.name,
+                    file_name,
+                    subfolder=self.subfolder,
+                    revision=self.revision,
+                    token=self.token,
+                    cache_dir=None if self.cache_dir is None else Path(self.cache_dir),
+                    local_files_only=self.local_files_only,
+                )
+            )
+        except errors.LocalEntryNotFoundError as error:
+            if self._is_offline:
+                return None
+            reason = f"the Hub cannot be reached and {file_name} is not in the cache ({_first_line(error)})"
+        except errors.EntryNotFoundError:
+            return None
+        except errors.GatedRepoError:
+            reason = "access has to be asked for on the Hub; then pass token or run `hf auth login`"
+        except errors.RepositoryNotFoundError:
+            reason = "no such directory here, and no such model on the Hub (a private one needs token)"
+        except errors.RevisionNotFoundError:
+            reason = f"the model on the Hub has no revision {self.revision!r}"
+        except Exception as error:  # noqa: BLE001  # whatever the HTTP client makes of a bad server or a broken line
+            reason = f"{file_name} could not be downloaded ({_first_line(error)})"
+        raise CheckpointError(f"{self.name}: {reason}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
