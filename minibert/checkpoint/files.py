@@ -110,7 +110,7 @@ class WeightFiles:
             self._add(str(name), StoredTensor(path, tuple(tensor.shape), dtype, _constant(tensor)))
 
     def _add_shards(self, source: Source, index: Path, add: Callable[[Path], None]) -> None:
-        weight_map = _weight_map(index)
+        weight_map = weight_map_of(index)
         shards = {shard: source.fetch(shard) for shard in sorted(set(weight_map.values()))}
         missing = [shard for shard, path in shards.items() if path is None]
         if missing:
@@ -140,7 +140,7 @@ def _constant(tensor: Tensor) -> Callable[[], Tensor]:
     return lambda: tensor
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def weight_map_of(index: Path) -> dict[str, str]:
     """Tensor name to file name, from an index whose names stay inside its directory."""
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8")).get("weight_map")

@@ -1,28 +1,81 @@
-"""A model's weights into a safetensors file that `transformers` reads too."""
+"""A model's weights into safetensors files that `transformers` reads too."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
-from minibert.checkpoint.files import SAFETENSORS
+from minibert.checkpoint.files import INDEX_SUFFIX, SAFETENSORS, weight_map_of
+
+INDEX = SAFETENSORS + INDEX_SUFFIX
 
 
-def save_weights(model: nn.Module, directory: str | os.PathLike[str], *, tied: Mapping[str, str]) -> None:
-    """Writes `model.safetensors` into `directory`, atomically: an older file stays whole until the new one is.
+def save_weights(
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    *,
+    tied: Mapping[str, str],
+    max_shard_size: int | str = "5GB",
+) -> None:
+    """Writes `model.safetensors`, or shards of at most `max_shard_size` and their index.
 
-    `tied` names parameters that stand for others; they are stored once, under the other's name.
+    Older weights in the directory stay whole, and stay what is loaded, until the new ones are complete; then they are
+    removed. `tied` names parameters that stand for others; they are stored once, under the other's name.
     """
-    target = Path(directory) / SAFETENSORS
-    target.parent.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied}
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    state = _separate({name: tensor for name, tensor in model.state_dict().items() if name not in tied})
+    single, index = folder / SAFETENSORS, folder / INDEX
+    old = set(weight_map_of(index).values()) if index.is_file() else set()
+    split = split_torch_state_dict_into_shards(
+        state, filename_pattern="model{suffix}.safetensors", max_shard_size=max_shard_size
+    )
+    if not split.is_sharded:
+        _write(single, lambda path: save_file(state, path, {"format": "pt"}))  # one file comes before an index
+        index.unlink(missing_ok=True)
+        new = {SAFETENSORS}
+    else:
+        # Shards of an older save may have these names; new ones take others, so that the old index stays true.
+        taken = any((folder / name).exists() for name in split.filename_to_tensors)
+        mark = f"-{secrets.token_hex(4)}" if taken else ""
+        files = {name: name.replace("model", f"model{mark}", 1) for name in split.filename_to_tensors}
+        for name, tensors in split.filename_to_tensors.items():
+            part = {tensor: state[tensor] for tensor in tensors}
+            _write(folder / files[name], lambda path, part=part: save_file(part, path, {"format": "pt"}))  # type: ignore[misc]
+        weight_map = {tensor: files[name] for tensor, name in split.tensor_to_filename.items()}
+        text = json.dumps({"metadata": split.metadata, "weight_map": weight_map}, indent=2) + "\n"
+        _write(index, lambda path: path.write_text(text, encoding="utf-8"))
+        single.unlink(missing_ok=True)  # until now it came before the index
+        new = set(files.values())
+    for name in old - new:
+        (folder / name).unlink(missing_ok=True)
+
+
+def _separate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors, no two of which share memory, as safetensors wants them; copies only where it must."""
+    separate: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in state.items():
+        tensor = tensor.contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        separate[name] = tensor.clone() if storage in seen else tensor
+        seen.add(storage)
+    return separate
+
+
+def _write(target: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file under another name, makes sure it is on the disk, and only then gives it its own."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        save_file(state, temporary, metadata={"format": "pt"})
+        write(temporary)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(target)

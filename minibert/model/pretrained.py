@@ -228,9 +228,15 @@ class BertPreTrainedModel(nn.Module):
             logger.warning("%s: %s not taken from %s; train before use", cls.__name__, ", ".join(fresh), name_or_path)
         return model
 
-    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
-        """Writes `config.json` and `model.safetensors`, for `from_pretrained` here and in `transformers`."""
-        save_weights(self, directory, tied=self.tied_names())
+    def save_pretrained(self, directory: str | os.PathLike[str], max_shard_size: int | str = "5GB") -> None:
+        """Writes `config.json` and the weights, for `from_pretrained` here and in `transformers`.
+
+        Args:
+            directory: made if there is none; other files in it are left alone.
+            max_shard_size: weights beyond this size ("5GB", "200MB", or a number of bytes) are split into shards
+                with an index. A crash or a full disk leaves weights that were there before whole.
+        """
+        save_weights(self, directory, tied=self.tied_names(), max_shard_size=max_shard_size)
         dtype = str(self.dtype).removeprefix("torch.")
         self.config.replace(architectures=[type(self).__name__], dtype=dtype).save_pretrained(directory)
 

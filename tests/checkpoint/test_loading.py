@@ -436,6 +436,106 @@ def test_non_contiguous_weights_are_saved(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path).bert.encoder.layer[0].attention.self.query.weight, query.weight)
 
 
+def files_in(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def test_weights_beyond_the_shard_size_are_split_and_load_everywhere(tmp_path: Path) -> None:
+    model = minibert.BertForTokenClassification(BertConfig(**fields_of(TAGGER))).eval()
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    shards = set(index["weight_map"].values())
+    assert len(shards) > 3
+    assert files_in(tmp_path) == shards | {"config.json", "model.safetensors.index.json"}
+    assert all((tmp_path / shard).stat().st_size < 12_000 for shard in shards)
+    theirs = transformers.BertForTokenClassification.from_pretrained(tmp_path, dtype=torch.float32)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(load(tmp_path).state_dict()[name], tensor)
+        assert torch.equal(theirs.state_dict()[name], tensor)
+
+
+SAVES = [("10KB", "10KB"), ("10KB", "5GB"), ("5GB", "10KB"), ("5GB", "5GB"), ("10KB", "20KB")]
+
+
+@pytest.mark.parametrize("sizes", SAVES)
+def test_saving_again_leaves_the_new_weights_and_nothing_of_the_old(sizes: tuple[str, str], tmp_path: Path) -> None:
+    config = BertConfig(**fields_of(TAGGER))
+    (tmp_path / "vocab.txt").write_text("x")
+    for size in sizes:
+        model = minibert.BertForTokenClassification(config)
+        model.save_pretrained(tmp_path, max_shard_size=size)
+        loaded = load(tmp_path).state_dict()
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+    index = tmp_path / "model.safetensors.index.json"
+    weights = {"model.safetensors"}
+    if index.exists():
+        weights = {index.name, *json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    assert files_in(tmp_path) == weights | {"config.json", "vocab.txt"}
+
+
+@pytest.mark.parametrize("sizes", SAVES)
+def test_a_save_that_stops_anywhere_leaves_the_old_or_the_new_weights(
+    sizes: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = BertConfig(**fields_of(TAGGER))
+    old, new = minibert.BertForTokenClassification(config), minibert.BertForTokenClassification(config)
+    steps = 0
+
+    class Killed(BaseException):
+        """As if the process ended here."""
+
+    def counted(original: Any, limit: int) -> Any:
+        def step(*args: Any, **named: Any) -> Any:
+            nonlocal steps
+            if steps == limit:
+                raise Killed
+            steps += 1
+            return original(*args, **named)
+
+        return step
+
+    outcomes = []
+    for limit in range(100):
+        directory = tmp_path / str(limit)
+        old.save_pretrained(directory, max_shard_size=sizes[0])
+        steps = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", counted(Path.replace, limit))
+            patch.setattr(Path, "unlink", counted(Path.unlink, limit))
+            try:
+                new.save_pretrained(directory, max_shard_size=sizes[1])
+                finished = True
+            except Killed:
+                finished = False
+        bias = load(directory).state_dict()
+        is_old, is_new = (all(torch.equal(bias[n], t) for n, t in m.state_dict().items()) for m in (old, new))
+        assert is_old or is_new
+        outcomes.append(is_new)
+        if finished:
+            break
+    assert outcomes[0] is False
+    assert outcomes[-1] is True
+    assert outcomes == sorted(outcomes)  # old up to one moment, new from then on
+
+
+def test_weights_that_share_memory_are_saved_under_each_name(tmp_path: Path) -> None:
+    model = minibert.BertForTokenClassification(BertConfig(**fields_of(TAGGER)))
+    layers = model.bert.encoder.layer
+    layers[1].output.dense.weight = layers[0].output.dense.weight
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_tied_weights_are_stored_once_and_tied_again(tmp_path: Path) -> None:
+    model = minibert.BertForMaskedLM(BertConfig(**fields_of("BertForMaskedLM")))
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert not any("decoder" in name for name in stored)
+    loaded = load(tmp_path, "BertForMaskedLM")
+    assert loaded.cls.predictions.decoder.weight is loaded.bert.embeddings.word_embeddings.weight
+
+
 def test_a_failed_save_leaves_the_old_checkpoint_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from minibert.checkpoint import saving
 
@@ -443,7 +543,7 @@ def test_a_failed_save_leaves_the_old_checkpoint_whole(tmp_path: Path, monkeypat
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     model = load(tmp_path)
 
-    def full_disk(_state: Any, path: Path, **_: Any) -> None:
+    def full_disk(_state: Any, path: Path, *_: Any) -> None:
         path.write_bytes(b"half of it")
         raise OSError("No space left on device")
 
