@@ -82,5 +82,15 @@ def parity(name_or_path: str, texts: tuple[str, ...], tolerance: float, attentio
         raise click.ClickException("the numbers differ from transformers'")
 
 
+@main.command(no_args_is_help=True, short_help="Say what a checkpoint holds.")
+@click.argument("name_or_path", metavar="MODEL")
+def info(name_or_path: str) -> None:
+    """Say what a person wants to know of MODEL before using it: sizes, labels, files, tokeniser, what is missing."""
+    from minibert.info import describe
+
+    for line in describe(name_or_path):
+        click.echo(line)
+
+
 if __name__ == "__main__":
     main()

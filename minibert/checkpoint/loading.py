@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +18,37 @@ from minibert.errors import CheckpointError
 logger = logging.getLogger("minibert")
 
 
-def load_weights(
-    model: nn.Module,
-    files: WeightFiles,
-    *,
-    tied: Mapping[str, str],
-    dtype: torch.dtype,
-    device: torch.device,
-    ignore_mismatched_sizes: bool = False,
-) -> tuple[dict[str, Any], list[str]]:
-    """Fills a model built on the meta device from the tensors of a checkpoint.
+@dataclass(frozen=True)
+class Comparison:
+    """What a checkpoint has for a model, by the model's names; nothing has been read yet."""
 
-    Names are compared before a single value is read. Parameters that are to be initialised (a head that is not in
-    the file, or of another size if that is allowed) are left empty. `tied` names parameters that stand for others.
+    sources: dict[str, str]  # model name to file name
+    missing: list[str]
+    mismatched: list[str]
+    unexpected: list[str]  # file names
+    problems: dict[str, list[str]]  # what cannot be loaded, by kind
+    fresh: list[str]  # every parameter of a head of which one is missing or of another size
 
-    Returns:
-        A report (missing_keys, unexpected_keys, mismatched_keys, renamed_keys: file name to model name) and the
-        names left empty: every parameter of a head of which one was missing or of another size.
+    @property
+    def report(self) -> dict[str, Any]:
+        """The loading info that users see."""
+        return {
+            "missing_keys": self.missing,
+            "unexpected_keys": self.unexpected,
+            "mismatched_keys": self.mismatched,
+            "renamed_keys": {source: name for name, source in self.sources.items() if source != name},
+        }
 
-    Raises:
-        CheckpointError: with every missing, unexpected and mis-shaped name.
-    """
+
+def compare(
+    model: nn.Module, files: WeightFiles, *, tied: Mapping[str, str], ignore_mismatched_sizes: bool = False
+) -> Comparison:
+    """Compares names, shapes and kinds of numbers. `tied` names parameters that stand for others."""
     stored = files.tensors
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     sources, unexpected = _match(files, expected, tied)
     missing = [name for name in expected if name not in sources and name not in tied]
-    mismatched = [name for name, source in sources.items() if stored[source].shape != expected[name]]
+    mismatched = [name for name in expected if name in sources and stored[sources[name]].shape != expected[name]]
     new_heads = {head_of(name) for name in (*missing, *mismatched)}
     present = {head_of(name) for name in sources}
     problems = {
@@ -57,19 +63,41 @@ def load_weights(
             f"{name} ({stored[source].dtype})" for name, source in sources.items() if stored[source].float_dtype is None
         ],
     }
-    if any(problems.values()):
-        raise _does_not_fit(files.path, type(model).__name__, problems)
     fresh = [name for name in expected if head_of(name) in new_heads and name not in tied]
-    state = {name: stored[source].read().to(device, dtype) for name, source in sources.items() if name not in fresh}
-    state |= {name: torch.empty(expected[name], dtype=dtype, device=device) for name in fresh}
+    return Comparison(sources, missing, mismatched, unexpected, problems, fresh)
+
+
+def load_weights(
+    model: nn.Module,
+    files: WeightFiles,
+    *,
+    tied: Mapping[str, str],
+    dtype: torch.dtype,
+    device: torch.device,
+    ignore_mismatched_sizes: bool = False,
+) -> Comparison:
+    """Fills a model built on the meta device from the tensors of a checkpoint.
+
+    Names are compared before a single value is read. Parameters that are to be initialised (a head that is not in
+    the file, or of another size if that is allowed) are left empty: `Comparison.fresh`.
+
+    Raises:
+        CheckpointError: with every missing, unexpected and mis-shaped name.
+    """
+    found = compare(model, files, tied=tied, ignore_mismatched_sizes=ignore_mismatched_sizes)
+    if any(found.problems.values()):
+        raise _does_not_fit(files.path, type(model).__name__, found.problems)
+    wrapper = wrapper_of(files.tensors)
+    if wrapper:
+        logger.warning("%s: every name begins with %s, which is left off", files.path, wrapper)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    fresh = set(found.fresh)
+    state = {name: torch.empty(shapes[name], dtype=dtype, device=device) for name in fresh}
+    for name, source in found.sources.items():
+        if name not in fresh:
+            state[name] = files.tensors[source].read().to(device, dtype)
     model.load_state_dict(state, strict=False, assign=True)
-    report = {
-        "missing_keys": missing,
-        "unexpected_keys": unexpected,
-        "mismatched_keys": mismatched,
-        "renamed_keys": {source: name for name, source in sources.items() if source != name},
-    }
-    return report, fresh
+    return found
 
 
 def _does_not_fit(path: Path, model_name: str, problems: Mapping[str, list[str]]) -> CheckpointError:
@@ -118,8 +146,6 @@ def _match(
 ) -> tuple[dict[str, str], list[str]]:
     """Model name to file name for what the model has, and the file names that are left over."""
     wrapper = wrapper_of(files.tensors)
-    if wrapper:
-        logger.warning("%s: every name begins with %s, which is left off", files.path, wrapper)
     sources: dict[str, str] = {}
     aliases: dict[str, str] = {}
     unexpected = []

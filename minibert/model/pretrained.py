@@ -207,7 +207,7 @@ class BertPreTrainedModel(nn.Module):
                 model = cls(config)
             model.set_attn_implementation(attn_implementation)
             chosen = resolve_dtype(dtype, config.dtype, files, target)
-            report, fresh = load_weights(
+            found = load_weights(
                 model,
                 files,
                 tied=model.tied_names(),
@@ -219,13 +219,14 @@ class BertPreTrainedModel(nn.Module):
         for module in model.modules():
             if isinstance(module, BertPreTrainedModel):
                 module.config = model.config
-        model.init_weights(only=fresh)
+        model.init_weights(only=found.fresh)
         model.tie_weights()
         model.eval()
         if output_loading_info:
-            return model, report
-        if fresh:
-            logger.warning("%s: %s not taken from %s; train before use", cls.__name__, ", ".join(fresh), name_or_path)
+            return model, found.report
+        if found.fresh:
+            new = ", ".join(found.fresh)
+            logger.warning("%s: %s not taken from %s; train before use", cls.__name__, new, name_or_path)
         return model
 
     def save_pretrained(self, directory: str | os.PathLike[str], max_shard_size: int | str = "5GB") -> None:

@@ -1,0 +1,125 @@
+"""What a person wants to know of a checkpoint before using it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from minibert.checkpoint.files import WeightFiles
+from minibert.checkpoint.loading import Comparison, compare
+from minibert.checkpoint.names import head_of
+from minibert.config import BertConfig
+from minibert.errors import CheckpointError, ConfigError
+from minibert.hub import Source
+from minibert.model import heads
+from minibert.model.encoder import BertModel
+from minibert.model.pretrained import BertPreTrainedModel
+from minibert.text.tokenizer import load_tokenizer
+
+MODELS: tuple[type[BertPreTrainedModel], ...] = (
+    BertModel,
+    heads.BertForTokenClassification,
+    heads.BertForMaskedLM,
+    heads.BertForPreTraining,
+    heads.BertForNextSentencePrediction,
+    heads.BertForSequenceClassification,
+    heads.BertForMultipleChoice,
+    heads.BertForQuestionAnswering,
+)
+
+
+def describe(name_or_path: str | os.PathLike[str], **where: Any) -> Iterator[str]:
+    """Lines about a checkpoint: architecture, labels, files, tokeniser, what each task would miss, and warnings.
+
+    `where` as in `hub.Source`. Reads every weight once, to see whether all are finite.
+
+    Raises:
+        ConfigError, CheckpointError: the config or the weights cannot be read.
+    """
+    source = Source(os.fspath(name_or_path), **where)
+    config = BertConfig.from_pretrained(source)
+    yield _line("architecture", ", ".join(config.architectures or ["not named"]))
+    yield _line(
+        "sizes",
+        f"{config.num_hidden_layers} layers of {config.hidden_size}, {config.num_attention_heads} heads, "
+        f"feed-forward {config.intermediate_size}, {config.hidden_act}",
+    )
+    yield _line(
+        "limits",
+        f"{config.max_position_embeddings} positions, {config.vocab_size:,} words, "
+        f"{config.type_vocab_size} token types",
+    )
+    names = list(config.id2label.values())
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    yield _line("labels", f"{config.num_labels}: {shown}")
+    warnings: list[str] = []
+    with WeightFiles(source) as files:
+        paths = sorted({tensor.path for tensor in files.tensors.values()})
+        numbers = sum(torch.Size(tensor.shape).numel() for tensor in files.tensors.values())
+        dtypes = ", ".join(sorted({tensor.dtype for tensor in files.tensors.values()}))
+        yield _line("weights", f"{len(files.tensors)} tensors, {numbers:,} numbers in {dtypes}")
+        for path in paths:
+            yield _line("", f"{path.name}, {path.stat().st_size:,} bytes")
+        yield from _tokenizer_lines(source, config, warnings)
+        for model_class in MODELS:
+            title = "tasks" if model_class is MODELS[0] else ""
+            yield _line(title, f"{model_class.__name__}: {_task(model_class, config, files)}")
+        broken = [name for name, tensor in files.tensors.items() if not bool(tensor.read().float().sum().isfinite())]
+    if broken:
+        warnings.append(f"NaN or infinite numbers in {', '.join(broken[:3])}" + (", ..." if len(broken) > 3 else ""))
+    for warning in warnings:
+        yield _line("warning", warning)
+
+
+def _line(title: str, text: str) -> str:
+    return f"{title:<14}{text}"
+
+
+def _task(model_class: type[BertPreTrainedModel], config: BertConfig, files: WeightFiles) -> str:
+    """Whether the weights are all there for one class, or what is not."""
+    try:
+        with torch.device("meta"):
+            model = model_class(config)
+        found: Comparison = compare(model, files, tied=model.tied_names())
+    except (ConfigError, CheckpointError) as error:
+        return f"no ({' '.join(str(error).split())})"
+    problems = [f"{kind} {names[0]}" for kind, names in found.problems.items() if names]
+    if problems:
+        return f"no ({'; '.join(problems)})"
+    missing = sorted({head_of(name) or name for name in found.fresh})
+    return f"{' and '.join(missing)} not there, would start untrained" if missing else "complete"
+
+
+def _tokenizer_lines(source: Source, config: BertConfig, warnings: list[str]) -> Iterator[str]:
+    try:
+        tokenizer = load_tokenizer(source)
+    except CheckpointError as error:
+        yield _line("tokenizer", "none")
+        warnings.append(str(error))
+        return
+    vocabulary = tokenizer.get_vocab()
+    lowers = _lower_cases(tokenizer)
+    yield _line("tokenizer", f"{len(vocabulary):,} tokens, {'lower-cases' if lowers else 'keeps capitals'}")
+    if max(vocabulary.values()) >= config.vocab_size:
+        warnings.append(
+            f"the tokenizer's largest id {max(vocabulary.values())} is beyond the {config.vocab_size} rows of the word "
+            "embeddings: tokenizer and checkpoint do not match"
+        )
+    words = (token for token in vocabulary if token[:1] not in "[<")
+    if not lowers and not any("A" <= character <= "Z" for word in words for character in word):
+        warnings.append(
+            "the tokenizer keeps capitals but its vocabulary has none: words with capital Latin letters become [UNK]; "
+            "lower-case such text first"
+        )
+
+
+def _lower_cases(tokenizer: Tokenizer) -> bool:
+    """Whether any step of the normaliser lower-cases."""
+    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
+    steps = normalizer.get("normalizers", [normalizer])
+    return any(step.get("lowercase") or step.get("type") == "Lowercase" for step in steps)
