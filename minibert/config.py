@@ -36,16 +36,17 @@ REQUIRED_VALUES: dict[str, Any] = {
     "pruned_heads": {},
     "quantization_config": None,
 }
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "num_labels",
-)
+# Sizes and the largest that is taken for one: beyond it, building the model would hang instead of failing.
+SIZES = {
+    "vocab_size": 2**31 - 1,
+    "hidden_size": 2**20,
+    "num_hidden_layers": 1000,
+    "num_attention_heads": 2**20,
+    "intermediate_size": 2**24,
+    "max_position_embeddings": 2**31 - 1,
+    "type_vocab_size": 2**31 - 1,
+    "num_labels": 2**20,
+}
 PROBABILITIES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
 # Null means "not given" here; elsewhere it is a wrong type, since guessing a size would change the model.
 NULL_IS_DEFAULT = (
@@ -122,7 +123,7 @@ class BertConfig:
         wrong = {name for name in values if not _has_type(values[name], known[name].type)}
         problems += [f"{name}: expected {known[name].type}, got {values[name]!r}" for name in known if name in wrong]
         problems += _impossible_values({name: value for name, value in values.items() if name not in wrong}, given)
-        if not wrong & {"num_labels", "id2label", "label2id"}:
+        if not wrong & {"num_labels", "id2label", "label2id"} and values["num_labels"] <= SIZES["num_labels"]:
             problems += _resolve_labels(values, given)
         if problems:
             raise ConfigError("unusable BERT config:\n" + "\n".join(f"  - {problem}" for problem in problems))
@@ -245,7 +246,11 @@ def _has_type(value: Any, annotation: str) -> bool:
 
 def _impossible_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Problems of the fields in `values`, which holds only those of the right type."""
-    problems = [f"{name}: must be at least 1, got {values[name]}" for name in SIZES if values.get(name, 1) < 1]
+    problems = [
+        f"{name}: must be at least 1 and at most {largest}, got {values[name]}"
+        for name, largest in SIZES.items()
+        if not 1 <= values.get(name, 1) <= largest
+    ]
     for name in PROBABILITIES:
         if values.get(name) is not None and not 0 <= values[name] <= 1:
             problems.append(f"{name}: must lie between 0 and 1, got {values[name]}")
