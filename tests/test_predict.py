@@ -147,6 +147,24 @@ def test_a_tokenizer_smaller_than_the_embeddings_is_fine(tmp_path: Path) -> None
     assert len(TokenClassifier.from_pretrained(tmp_path).label_tokens(["张三"])[0]) == 2
 
 
+def test_a_loaded_model_is_saved_with_its_tokeniser(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_checkpoint(tmp_path / "one")
+    (tmp_path / "one" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    classifier = TokenClassifier.from_pretrained(tmp_path / "one")
+    classifier.model.save_pretrained(tmp_path / "two")
+    names = {path.name for path in (tmp_path / "two").iterdir()}
+    assert names == {"config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json"}
+    again = TokenClassifier.from_pretrained(tmp_path / "two")
+    assert again.label_tokens(["张三Q住在北京"]) == classifier.label_tokens(["张三Q住在北京"])
+    (tmp_path / "two" / "vocab.txt").write_text("another's")
+    classifier.model.save_pretrained(tmp_path / "two")
+    assert (tmp_path / "two" / "vocab.txt").read_text() == "another's"  # not ours to replace
+    shutil.rmtree(tmp_path / "one")
+    classifier.model.save_pretrained(tmp_path / "three")  # saved all the same, and said
+    assert {path.name for path in (tmp_path / "three").iterdir()} == {"config.json", "model.safetensors"}
+    assert "tokeniser's files were not copied" in caplog.text
+
+
 def test_a_path_of_any_characters(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "一 个 'path'")
     link = tmp_path / "link"

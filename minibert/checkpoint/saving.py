@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from minibert.checkpoint.files import INDEX_SUFFIX, SAFETENSORS, weight_map_of
+from minibert.errors import CheckpointError
+from minibert.hub import Source
+
+logger = logging.getLogger("minibert")
 
 INDEX = SAFETENSORS + INDEX_SUFFIX
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 
 
 def save_weights(
@@ -57,6 +70,21 @@ def save_weights(
         new = set(files.values())
     for name in old - new:
         (folder / name).unlink(missing_ok=True)
+
+
+def copy_tokenizer(source: Source, directory: str | os.PathLike[str]) -> None:
+    """Copies the tokeniser's files of the checkpoint a model came from, but for those that are there already."""
+    try:
+        cached = replace(source, local_files_only=True)  # what was not needed until now is not downloaded for this
+        files = {name: cached.fetch(name) for name in TOKENIZER_FILES}
+    except CheckpointError as error:  # the checkpoint has gone; the weights are safe by now
+        logger.warning("the tokeniser's files were not copied: %s", error)
+        return
+    for name, path in files.items():
+        target = Path(directory) / name
+        if path is not None and not target.exists():
+            content = path.read_bytes()
+            _write(target, lambda temporary, content=content: temporary.write_bytes(content))  # type: ignore[misc]
 
 
 def _separate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

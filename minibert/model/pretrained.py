@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from minibert.checkpoint.files import WeightFiles
 from minibert.checkpoint.loading import load_weights, resolve_dtype
-from minibert.checkpoint.saving import save_weights
+from minibert.checkpoint.saving import copy_tokenizer, save_weights
 from minibert.config import BertConfig
 from minibert.errors import MinibertError
 from minibert.hub import Source
@@ -39,6 +39,7 @@ class BertPreTrainedModel(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
+        self.source: Source | None = None  # the checkpoint it was loaded from
 
     def post_init(self) -> None:
         """Initialises the modules just built, but for those of a nested model, and ties the shared parameters."""
@@ -219,6 +220,7 @@ class BertPreTrainedModel(nn.Module):
         for module in model.modules():
             if isinstance(module, BertPreTrainedModel):
                 module.config = model.config
+        model.source = source
         model.init_weights(only=found.fresh)
         model.tie_weights()
         model.eval()
@@ -232,6 +234,8 @@ class BertPreTrainedModel(nn.Module):
     def save_pretrained(self, directory: str | os.PathLike[str], max_shard_size: int | str = "5GB") -> None:
         """Writes `config.json` and the weights, for `from_pretrained` here and in `transformers`.
 
+        A model that was loaded brings its tokeniser's files along, where there are none yet.
+
         Args:
             directory: made if there is none; other files in it are left alone.
             max_shard_size: weights beyond this size ("5GB", "200MB", or a number of bytes) are split into shards
@@ -240,6 +244,8 @@ class BertPreTrainedModel(nn.Module):
         save_weights(self, directory, tied=self.tied_names(), max_shard_size=max_shard_size)
         dtype = str(self.dtype).removeprefix("torch.")
         self.config.replace(architectures=[type(self).__name__], dtype=dtype).save_pretrained(directory)
+        if self.source is not None:
+            copy_tokenizer(self.source, directory)
 
 
 def _init_module(module: nn.Module, config: BertConfig) -> None:
