@@ -47,7 +47,7 @@ def save_weights(
     folder.mkdir(parents=True, exist_ok=True)
     state = _separate({name: tensor for name, tensor in model.state_dict().items() if name not in tied})
     single, index = folder / SAFETENSORS, folder / INDEX
-    old = set(weight_map_of(index).values()) if index.is_file() else set()
+    old = _shards_of(index)
     split = split_torch_state_dict_into_shards(
         state, filename_pattern="model{suffix}.safetensors", max_shard_size=max_shard_size
     )
@@ -87,6 +87,14 @@ def copy_tokenizer(source: Source, directory: str | os.PathLike[str]) -> None:
             _write(target, lambda temporary, content=content: temporary.write_bytes(content))  # type: ignore[misc]
 
 
+def _shards_of(index: Path) -> set[str]:
+    """The files of older shards; none if there are none, or if the index cannot say."""
+    try:
+        return set(weight_map_of(index).values()) if index.is_file() else set()
+    except CheckpointError:
+        return set()
+
+
 def _separate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous tensors, no two of which share memory, as safetensors wants them; copies only where it must."""
     separate: dict[str, Tensor] = {}
@@ -103,7 +111,10 @@ def _write(target: Path, write: Callable[[Path], object]) -> None:
     """Writes a file under another name, makes sure it is on the disk, and only then gives it its own."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the user's umask has it; safetensors would leave a file to its owner only
         write(temporary)
+        temporary.chmod(mode)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -516,6 +517,21 @@ def test_a_save_that_stops_anywhere_leaves_the_old_or_the_new_weights(
     assert outcomes[0] is False
     assert outcomes[-1] is True
     assert outcomes == sorted(outcomes)  # old up to one moment, new from then on
+
+
+def test_saving_over_an_index_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    model = minibert.BertForTokenClassification(BertConfig(**fields_of(TAGGER)))
+    model.save_pretrained(tmp_path)
+    assert files_in(tmp_path) == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_saved_files_have_the_users_usual_mode(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    model = minibert.BertForTokenClassification(BertConfig(**fields_of(TAGGER)))
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert {path.stat().st_mode for path in tmp_path.iterdir()} == {(tmp_path / "plain").stat().st_mode}
 
 
 def test_weights_that_share_memory_are_saved_under_each_name(tmp_path: Path) -> None:
