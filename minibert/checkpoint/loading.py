@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,31 @@ from minibert.errors import CheckpointError
 logger = logging.getLogger("minibert")
 
 
+class LoadingReport(dict[str, Any]):
+    """What became of a checkpoint's tensors; printed, it is a summary.
+
+    missing_keys and mismatched_keys were initialised, unexpected_keys (the file's names) were left out, and
+    renamed_keys maps a file's name to the model's.
+    """
+
+    loaded: int = 0  # parameters and buffers taken from the file
+    conversions: Mapping[str, int]  # how many went from which dtype to which
+
+    def __str__(self) -> str:
+        lines = [f"loaded {self.loaded} tensors"]
+        lines += [f"converted {count} from {change}" for change, count in self.conversions.items()]
+        for title, names in (
+            ("initialised, not in the file", self["missing_keys"]),
+            ("initialised, of another size in the file", self["mismatched_keys"]),
+            ("left out, for other heads", self["unexpected_keys"]),
+            ("renamed", [f"{old} to {new}" for old, new in self["renamed_keys"].items()]),
+        ):
+            if names:
+                more = ", ..." if len(names) > 4 else ""
+                lines.append(f"{title} ({len(names)}): {', '.join(names[:4])}{more}")
+        return "\n".join(lines)
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What a checkpoint has for a model, by the model's names; nothing has been read yet."""
@@ -28,16 +54,6 @@ class Comparison:
     unexpected: list[str]  # file names
     problems: dict[str, list[str]]  # what cannot be loaded, by kind
     fresh: list[str]  # every parameter of a head of which one is missing or of another size
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """The loading info that users see."""
-        return {
-            "missing_keys": self.missing,
-            "unexpected_keys": self.unexpected,
-            "mismatched_keys": self.mismatched,
-            "renamed_keys": {source: name for name, source in self.sources.items() if source != name},
-        }
 
 
 def compare(
@@ -75,11 +91,11 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     ignore_mismatched_sizes: bool = False,
-) -> Comparison:
+) -> tuple[LoadingReport, list[str]]:
     """Fills a model built on the meta device from the tensors of a checkpoint.
 
     Names are compared before a single value is read. Parameters that are to be initialised (a head that is not in
-    the file, or of another size if that is allowed) are left empty: `Comparison.fresh`.
+    the file, or of another size if that is allowed) are left empty, and named beside the report.
 
     Raises:
         CheckpointError: with every missing, unexpected and mis-shaped name.
@@ -93,11 +109,22 @@ def load_weights(
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     fresh = set(found.fresh)
     state = {name: torch.empty(shapes[name], dtype=dtype, device=device) for name in fresh}
+    conversions: Counter[str] = Counter()
     for name, source in found.sources.items():
         if name not in fresh:
-            state[name] = files.tensors[source].read().to(device, dtype)
+            stored = files.tensors[source]
+            if stored.float_dtype != dtype:
+                conversions[f"{stored.dtype} to {str(dtype).removeprefix('torch.')}"] += 1
+            state[name] = stored.read().to(device, dtype)
     model.load_state_dict(state, strict=False, assign=True)
-    return found
+    report = LoadingReport(
+        missing_keys=found.missing,
+        unexpected_keys=found.unexpected,
+        mismatched_keys=found.mismatched,
+        renamed_keys={source: name for name, source in found.sources.items() if source != name},
+    )
+    report.loaded, report.conversions = len(state) - len(fresh), conversions
+    return report, found.fresh
 
 
 def _does_not_fit(path: Path, model_name: str, problems: Mapping[str, list[str]]) -> CheckpointError:

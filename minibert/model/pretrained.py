@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from minibert.checkpoint.files import WeightFiles
-from minibert.checkpoint.loading import load_weights, resolve_dtype
+from minibert.checkpoint.loading import LoadingReport, load_weights, resolve_dtype
 from minibert.checkpoint.saving import copy_tokenizer, save_weights
 from minibert.config import BertConfig
 from minibert.errors import MinibertError
@@ -156,7 +156,7 @@ class BertPreTrainedModel(nn.Module):
     @classmethod
     def from_pretrained(
         cls, name_or_path: str | os.PathLike[str], *, output_loading_info: Literal[True], **options: Any
-    ) -> tuple[Self, dict[str, Any]]: ...
+    ) -> tuple[Self, LoadingReport]: ...
     @classmethod
     def from_pretrained(
         cls,
@@ -173,7 +173,7 @@ class BertPreTrainedModel(nn.Module):
         cache_dir: str | os.PathLike[str] | None = None,
         local_files_only: bool = False,
         **config_overrides: Any,
-    ) -> Self | tuple[Self, dict[str, Any]]:
+    ) -> Self | tuple[Self, LoadingReport]:
         """Loads a checkpoint, local or from the Hub: `config.json` and the weights, in any of their spellings.
 
         The weights are `model.safetensors`, its shards, or the older `pytorch_model.bin`, of which only tensors are
@@ -187,8 +187,9 @@ class BertPreTrainedModel(nn.Module):
             device: where to put the model; default CPU. On CPU, weights of the file's own dtype stay mapped from
                 it and are read on first use; they are private to the process, so training leaves the file alone.
             ignore_mismatched_sizes: initialise a head of another size instead of refusing it.
-            output_loading_info: return a pair of model and report instead of logging: `missing_keys` (initialised),
-                `unexpected_keys` (other heads', left out), `mismatched_keys`, `renamed_keys`.
+            output_loading_info: return a pair of model and report instead of logging; the report is a mapping with
+                `missing_keys` (initialised), `unexpected_keys` (other heads', left out), `mismatched_keys` and
+                `renamed_keys`, and prints as a summary.
             revision, subfolder, token, cache_dir, local_files_only: as in `hub.Source`.
             config_overrides: config fields to change, such as `num_labels` or `id2label`.
 
@@ -208,7 +209,7 @@ class BertPreTrainedModel(nn.Module):
                 model = cls(config)
             model.set_attn_implementation(attn_implementation)
             chosen = resolve_dtype(dtype, config.dtype, files, target)
-            found = load_weights(
+            report, fresh = load_weights(
                 model,
                 files,
                 tied=model.tied_names(),
@@ -221,13 +222,13 @@ class BertPreTrainedModel(nn.Module):
             if isinstance(module, BertPreTrainedModel):
                 module.config = model.config
         model.source = source
-        model.init_weights(only=found.fresh)
+        model.init_weights(only=fresh)
         model.tie_weights()
         model.eval()
         if output_loading_info:
-            return model, found.report
-        if found.fresh:
-            new = ", ".join(found.fresh)
+            return model, report
+        if fresh:
+            new = ", ".join(fresh)
             logger.warning("%s: %s not taken from %s; train before use", cls.__name__, new, name_or_path)
         return model
 

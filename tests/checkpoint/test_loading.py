@@ -215,6 +215,27 @@ def test_a_foreign_prefix_is_never_a_random_encoder(tmp_path: Path) -> None:
     assert "missing (53): bert.embeddings.word_embeddings.weight" in str(caught.value)  # and of what was expected
 
 
+def test_the_report_prints_as_a_summary(tmp_path: Path) -> None:
+    def old_and_half(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        state = layer_norms_as_gamma_and_beta({name: tensor.half() for name, tensor in state.items()})
+        return state | {"cls.seq_relationship.bias": torch.zeros(2)}
+
+    write(tmp_path, change=old_and_half, num_labels=9)
+    options = {"dtype": "float32", "ignore_mismatched_sizes": True, "output_loading_info": True}
+    _, report = load(tmp_path, num_labels=18, **options)
+    lines = str(report).splitlines()
+    assert lines[0] == "loaded 53 tensors"
+    assert lines[1] == "converted 53 from F16 to float32"
+    assert lines[2] == "initialised, of another size in the file (2): classifier.weight, classifier.bias"
+    assert lines[3] == "left out, for other heads (1): cls.seq_relationship.bias"
+    assert lines[4].startswith("renamed (14): bert.")
+    assert ".gamma to bert." in lines[4] or ".beta to bert." in lines[4]
+    assert len(lines) == 5
+    write(tmp_path, "BertModel")
+    _, report = load(tmp_path, output_loading_info=True)
+    assert "initialised, not in the file (2): classifier.weight, classifier.bias" in str(report)
+
+
 # Tied weights.
 
 
