@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, fields
 from pathlib import Path
@@ -171,7 +172,7 @@ class BertConfig:
             path = found
         try:
             data = json.loads(path.read_text(encoding="utf-8-sig"))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or a number of thousands of digits
             raise ConfigError(f"{path}: not a JSON file ({error})") from None
         if not isinstance(data, dict):
             raise ConfigError(f"{path}: expected a JSON object, got {type(data).__name__}")
@@ -200,7 +201,7 @@ class BertConfig:
             data["torch_dtype"] = self.dtype
         target = Path(directory) / CONFIG_NAME
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         try:
             temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
             temporary.replace(target)
@@ -221,6 +222,7 @@ def _dtype_name(given: Mapping[str, Any]) -> Any:
         str(value).removeprefix("torch.") if value is not None and not isinstance(value, (int, float, bool)) else value
         for value in (given.get("dtype"), given.get("torch_dtype"))
     )
+    dtype, older = (None if value == "auto" else value for value in (dtype, older))
     if dtype is not None and older is not None and dtype != older:
         logger.warning("config has dtype %s and torch_dtype %s; dtype is used", dtype, older)
     return older if dtype is None else dtype
@@ -269,14 +271,17 @@ def _impossible_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> l
     if values.get("model_type", "bert") != "bert":
         problems.append(f"model_type: {values['model_type']!r} is another architecture; only 'bert' is implemented")
     for name, required in REQUIRED_VALUES.items():
-        if given.get(name) is not None and given[name] != required:
+        value = given.get(name)
+        if name == "pruned_heads" and isinstance(value, dict) and not any(value.values()):
+            continue  # layers of which no head was pruned
+        if value is not None and value != required:
             problems.append(f"{name}: {given[name]!r} is not implemented; only {required!r} is")
     return problems
 
 
 def _label_id(key: Any) -> Any:
     """A label's id as JSON spells it ("3"), as an integer; anything else as it came."""
-    return int(key) if isinstance(key, str) and key.isdecimal() else key
+    return int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 10 else key
 
 
 def _resolve_labels(values: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -296,7 +301,7 @@ def _resolve_labels(values: dict[str, Any], given: Mapping[str, Any]) -> list[st
     labels = dict(sorted(pairs))
     inverse = {name: index for index, name in labels.items()}
     problems = []
-    if label2id and label2id != inverse:
+    if label2id and {name: _label_id(index) for name, index in label2id.items()} != inverse:
         problems.append(f"label2id: {label2id} contradicts id2label {labels}; correct one or leave it out")
     if num_labels is not None and num_labels != len(labels):
         problems.append(f"num_labels: {num_labels} contradicts id2label, which names {len(labels)} labels")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from minibert.errors import CheckpointError
@@ -31,11 +31,13 @@ class Source:
     name: str
     revision: str | None = None
     subfolder: str | None = None
-    token: str | bool | None = None
+    token: str | bool | None = field(default=None, repr=False)
     cache_dir: str | os.PathLike[str] | None = None
     local_files_only: bool = False
 
     def __post_init__(self) -> None:
+        if os.path.lexists(self.name) and not self.is_local:
+            raise CheckpointError(f"{self.name}: expected a directory or a name on the Hub, got a file or broken link")
         if not self.name or (not self.is_local and not REPOSITORY.fullmatch(self.name)):
             raise CheckpointError(
                 f"{self.name or 'an empty name'}: no such directory, and not the name of a model on the Hub either"
@@ -51,6 +53,10 @@ class Source:
 
     def __str__(self) -> str:
         return str(Path(self.name, self.subfolder or ""))
+
+    def remembered(self) -> Source:
+        """The same for later: valid in any working directory, and without the secret."""
+        return replace(self, name=str(Path(self.name).absolute()) if self.is_local else self.name, token=None)
 
     @property
     def absence(self) -> str:
@@ -78,7 +84,10 @@ class Source:
         """
         if self.is_local:
             path = Path(self.name, self.subfolder or "", file_name)
-            return path if path.is_file() else None
+            try:
+                return path if path.is_file() else None
+            except OSError:  # a name too long to be one
+                return None
         return self._download(file_name)
 
     def _download(self, file_name: str) -> Path | None:

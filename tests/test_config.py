@@ -164,6 +164,15 @@ def test_label_ids_are_integers_in_order_whatever_the_file_says() -> None:
     assert BertConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
+def test_label_ids_may_be_strings_in_either_map() -> None:
+    config = BertConfig.from_dict({"id2label": {"0": "O", "1": "B"}, "label2id": {"O": "0", "B": "1"}})
+    assert (config.id2label, config.label2id) == ({0: "O", 1: "B"}, {"O": 0, "B": 1})
+
+
+def test_leftovers_that_change_nothing_are_no_problem() -> None:
+    assert BertConfig.from_dict({"pruned_heads": {"0": []}, "torch_dtype": "auto"}).dtype is None
+
+
 def test_labels_may_be_given_by_name_only() -> None:
     assert BertConfig(label2id={"O": 0, "B": 1, "I": 2}).id2label == {0: "O", 1: "B", 2: "I"}
 
@@ -259,6 +268,8 @@ def test_all_problems_come_in_one_error() -> None:
         (b"\xff\xfe", "not a JSON file"),
         (b"[1]", "expected a JSON object, got list"),
         (b"[" * 100_000, "not a JSON file"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "not a JSON file"),
+        (b'{"id2label": {"' + b"9" * 5000 + b'": "a"}}', "each once, got"),
         (b'{"hidden_size": "20"}', "hidden_size: expected int, got '20'"),
     ],
 )

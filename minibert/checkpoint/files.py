@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -60,17 +61,21 @@ class WeightFiles:
     def __init__(self, source: Source) -> None:
         self.tensors: dict[str, StoredTensor] = {}
         self._open_files = ExitStack()
+        self.path = Path(str(source))
         for name, add in ((SAFETENSORS, self._add_safetensors), (PICKLE, self._add_pickle)):
             path = source.fetch(name)
+            index = None if path is not None else source.fetch(name + INDEX_SUFFIX)
             if path is not None:
                 self.path = path
                 add(path)
-                return
-            path = source.fetch(name + INDEX_SUFFIX)
-            if path is not None:
-                self.path = path
-                self._add_shards(source, path, add)
-                return
+            elif index is not None:
+                self.path = index
+                self._add_shards(source, index, add)
+            else:
+                continue
+            if not self.tensors:
+                raise CheckpointError(f"{self.path}: holds no tensors")
+            return
         raise CheckpointError(_no_weights(source))
 
     def __enter__(self) -> WeightFiles:
@@ -95,19 +100,27 @@ class WeightFiles:
             # format, which torch.save has written since 1.6; bert-base-chinese's own file is older.
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except pickle.UnpicklingError as error:
-            reason = str(error).split("\n")[0]
             raise CheckpointError(
-                f"{path}: refused, it holds more than tensors and could run code, or it is damaged ({reason}); "
+                f"{path}: refused, it holds more than tensors and could run code, or it is damaged ({_reason(error)}); "
                 "save the weights as model.safetensors"
             ) from None
         except Exception as error:  # noqa: BLE001  # the unpickler raises whatever a damaged file makes it stumble over
             raise _damaged(path, error) from None
         if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
-            raise CheckpointError(f"{path}: expected a dictionary of tensors by name, as model.state_dict() is")
+            inner = [key for key, value in state.items() if isinstance(value, dict)] if isinstance(state, dict) else []
+            hint = f"; they seem to be in {inner[0]!r}, save that alone" if inner else ""
+            raise CheckpointError(f"{path}: expected a dictionary of tensors by name, as model.state_dict() is{hint}")
         spelled = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
+        seen: set[int] = set()
         for name, tensor in state.items():
+            if not isinstance(name, str) or tensor.layout != torch.strided or tensor.device.type != "cpu":
+                kind = f"{tensor.layout} on {tensor.device}"
+                raise CheckpointError(f"{path}: expected plain tensors by name, got {kind} for {name!r}")
+            if tensor.untyped_storage().data_ptr() in seen or 0 in tensor.stride():
+                tensor = tensor.clone(memory_format=torch.contiguous_format)  # two parameters must not be one
+            seen.add(tensor.untyped_storage().data_ptr())
             dtype = spelled.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
-            self._add(str(name), StoredTensor(path, tuple(tensor.shape), dtype, _constant(tensor)))
+            self._add(name, StoredTensor(path, tuple(tensor.shape), dtype, _constant(tensor)))
 
     def _add_shards(self, source: Source, index: Path, add: Callable[[Path], None]) -> None:
         weight_map = weight_map_of(index)
@@ -144,11 +157,11 @@ def weight_map_of(index: Path) -> dict[str, str]:
     """Tensor name to file name, from an index whose names stay inside its directory."""
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8")).get("weight_map")
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
         raise CheckpointError(f"{index}: not an index in JSON ({error})") from None
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{index}: expected weight_map, from tensor names to file names")
-    outside = [shard for shard in weight_map.values() if shard in ("", ".", "..") or "/" in shard or "\\" in shard]
+    outside = [shard for shard in weight_map.values() if shard in ("", ".", "..") or set("/\\\0") & set(shard)]
     if outside:
         raise CheckpointError(f"{index}: refused, {outside[0]!r} is not the plain name of a file beside the index")
     return weight_map
@@ -168,6 +181,11 @@ def _no_weights(source: Source) -> str:
     return f"{message}; found {', '.join(found[:20])}"
 
 
+def _reason(error: Exception) -> str:
+    """The first line of another library's message, without its colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().split("\n")[0][:200]
+
+
 def _damaged(path: Path, error: Exception) -> CheckpointError:
     """What a file that cannot be read is, where its first bytes tell."""
     try:
@@ -183,5 +201,5 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
     elif start[:1] == b"<":
         reason = "this is an HTML page, perhaps an error page of the server it came from"
     else:
-        reason = str(error).split("\n")[0]
+        reason = _reason(error)
     return CheckpointError(f"{path}: incomplete or corrupt, {size:,} bytes ({reason}); download or copy it again")

@@ -69,7 +69,11 @@ def compare(
     present = {head_of(name) for name in sources}
     problems = {
         "missing": [name for name in missing if head_of(name) is None or head_of(name) in present],
-        "unexpected": [name for name in unexpected if not OTHER_HEADS.match(name)],
+        "unexpected": [
+            source
+            for source, name in unexpected.items()
+            if not OTHER_HEADS.match(name) or head_of(name) in {head_of(own) for own in expected}
+        ],
         "of another shape": [
             f"{name} ({list(stored[sources[name]].shape)} in the file, {list(expected[name])} in the model)"
             for name in mismatched
@@ -80,7 +84,7 @@ def compare(
         ],
     }
     fresh = [name for name in expected if head_of(name) in new_heads and name not in tied]
-    return Comparison(sources, missing, mismatched, unexpected, problems, fresh)
+    return Comparison(sources, missing, mismatched, list(unexpected), problems, fresh)
 
 
 def load_weights(
@@ -170,12 +174,12 @@ def _cpu_has(dtype: torch.dtype) -> bool:
 
 def _match(
     files: WeightFiles, expected: Mapping[str, Any], tied: Mapping[str, str]
-) -> tuple[dict[str, str], list[str]]:
-    """Model name to file name for what the model has, and the file names that are left over."""
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Model name to file name for what the model has, and file name to model name for what is left over."""
     wrapper = wrapper_of(files.tensors)
     sources: dict[str, str] = {}
     aliases: dict[str, str] = {}
-    unexpected = []
+    unexpected: dict[str, str] = {}
     for source in files.tensors:
         name = model_name(source.removeprefix(wrapper), expected)
         if POSITION_IDS.search(name):
@@ -183,7 +187,7 @@ def _match(
         if name in tied:
             aliases[tied[name]] = source
         elif name not in expected:
-            unexpected.append(source)
+            unexpected[source] = name
         elif name in sources:
             raise CheckpointError(f"{files.path}: {sources[name]} and {source} are both {name}; keep one of them")
         else:

@@ -14,13 +14,19 @@ OTHER_HEADS = re.compile(r"^(bert\.)?(cls|classifier|qa_outputs|pooler)\.")
 POSITION_IDS = re.compile(r"(^|\.)embeddings\.position_ids$")
 
 
-WRAPPERS = ("module.", "model.")  # what DataParallel and training frameworks put in front of every name
+WRAPPERS = ("module.", "model.", "_orig_mod.")  # DataParallel, training frameworks and torch.compile
 
 
 def wrapper_of(file_names: Collection[str]) -> str:
-    """The wrapper that all names of a file share, or an empty string."""
-    shared = (prefix for prefix in WRAPPERS if file_names and all(name.startswith(prefix) for name in file_names))
-    return next(shared, "")
+    """The wrappers in front of all names of a file, one or several, or an empty string."""
+    found = ""
+    while file_names:
+        shared = (found + wrapper for wrapper in WRAPPERS)
+        longer = next((prefix for prefix in shared if all(name.startswith(prefix) for name in file_names)), None)
+        if longer is None:
+            break
+        found = longer
+    return found
 
 
 def model_name(file_name: str, expected: Collection[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,12 +15,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from minibert.checkpoint.files import INDEX_SUFFIX, SAFETENSORS, weight_map_of
-from minibert.errors import CheckpointError
+from minibert.errors import CheckpointError, MinibertError
 from minibert.hub import Source
 
 logger = logging.getLogger("minibert")
 
 INDEX = SAFETENSORS + INDEX_SUFFIX
+SHARD = re.compile(r"model(-[0-9a-f]{8})?-\d{5}-of-\d{5}\.safetensors")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "vocab.txt",
@@ -43,13 +45,14 @@ def save_weights(
     """
     from huggingface_hub import split_torch_state_dict_into_shards
 
+    limit = _bytes(max_shard_size)
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     state = _separate({name: tensor for name, tensor in model.state_dict().items() if name not in tied})
     single, index = folder / SAFETENSORS, folder / INDEX
     old = _shards_of(index)
     split = split_torch_state_dict_into_shards(
-        state, filename_pattern="model{suffix}.safetensors", max_shard_size=max_shard_size
+        state, filename_pattern="model{suffix}.safetensors", max_shard_size=limit
     )
     if not split.is_sharded:
         _write(single, lambda path: save_file(state, path, {"format": "pt"}))  # one file comes before an index
@@ -69,7 +72,8 @@ def save_weights(
         single.unlink(missing_ok=True)  # until now it came before the index
         new = set(files.values())
     for name in old - new:
-        (folder / name).unlink(missing_ok=True)
+        if SHARD.fullmatch(name):  # whatever else an index may name is not ours to remove
+            (folder / name).unlink(missing_ok=True)
 
 
 def copy_tokenizer(source: Source, directory: str | os.PathLike[str]) -> None:
@@ -85,6 +89,17 @@ def copy_tokenizer(source: Source, directory: str | os.PathLike[str]) -> None:
         if path is not None and not target.exists():
             content = path.read_bytes()
             _write(target, lambda temporary, content=content: temporary.write_bytes(content))  # type: ignore[misc]
+
+
+def _bytes(size: int | str) -> int:
+    """A size as a number of bytes or as "200MB"; powers of a thousand, as on the Hub."""
+    match = re.fullmatch(r"(\d{1,6})\s*([KMGT]?B)?", str(size))
+    units = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    if not isinstance(size, str) or match is None or int(match[1]) == 0:
+        raise MinibertError(f'max_shard_size: expected a positive number of bytes, or such as "200MB", got {size!r}')
+    return int(match[1]) * units[match[2] or "B"]
 
 
 def _shards_of(index: Path) -> set[str]:
@@ -109,7 +124,7 @@ def _separate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _write(target: Path, write: Callable[[Path], object]) -> None:
     """Writes a file under another name, makes sure it is on the disk, and only then gives it its own."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.touch()
         mode = temporary.stat().st_mode  # as the user's umask has it; safetensors would leave a file to its owner only

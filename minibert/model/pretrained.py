@@ -221,7 +221,7 @@ class BertPreTrainedModel(nn.Module):
         for module in model.modules():
             if isinstance(module, BertPreTrainedModel):
                 module.config = model.config
-        model.source = source
+        model.source = source.remembered()
         model.init_weights(only=fresh)
         model.tie_weights()
         model.eval()

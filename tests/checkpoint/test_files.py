@@ -86,7 +86,7 @@ def test_every_format_gives_the_same_model(write: Callable[[Path, State], None],
 
 
 @pytest.mark.parametrize("write", FORMATS)
-@pytest.mark.parametrize("wrapper", ["module.", "model."])
+@pytest.mark.parametrize("wrapper", ["module.", "model.", "_orig_mod.", "module.model.", "module._orig_mod."])
 def test_one_wrapper_prefix_is_left_off_and_said(
     write: Callable[[Path, State], None], wrapper: str, tmp_path: Path, state: State, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,7 +168,7 @@ def test_one_tensor_in_two_shards_is_an_error(tmp_path: Path, state: State) -> N
         load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/b", "..", "", "a\\b"])
+@pytest.mark.parametrize("name", ["a\0b", "../model.safetensors", "/etc/passwd", "a/b", "..", "", "a\\b"])
 def test_an_index_may_not_point_outside_its_directory(name: str, tmp_path: Path, state: State) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
@@ -224,6 +224,41 @@ def test_a_pickle_of_something_else_is_named(content: Any, tmp_path: Path, state
     assert state
     torch.save(content, tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="expected a dictionary of tensors by name"):
+        load(tmp_path)
+
+
+def test_a_pickle_with_the_weights_one_level_down_says_where(tmp_path: Path, state: State) -> None:
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="they seem to be in 'state_dict', save that alone"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"classifier.weight": torch.eye(18, 20).to_sparse()}, {1: torch.zeros(1)}])
+def test_a_pickle_of_tensors_that_are_not_plain_is_refused(change: Any, tmp_path: Path, state: State) -> None:
+    torch.save(state | change, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=f"expected plain tensors by name, got .* for {next(iter(change))!r}"):
+        load(tmp_path)
+
+
+def test_parameters_that_share_memory_in_a_pickle_are_parted(tmp_path: Path, state: State) -> None:
+    query, key = (f"bert.encoder.layer.0.attention.self.{name}.weight" for name in ("query", "key"))
+    state[key] = state[query]
+    state["classifier.bias"] = torch.ones(1).expand(18)
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    model = load(tmp_path)
+    assert_loads(tmp_path, state)
+    with torch.no_grad():
+        model.get_parameter(query).zero_()
+        model.classifier.bias[0] = 7
+    assert torch.equal(model.get_parameter(key), state[key])
+    assert model.classifier.bias.tolist() == [7.0] + [1.0] * 17
+
+
+@pytest.mark.parametrize("write", [as_safetensors, as_pickle])
+def test_a_file_without_tensors_says_so(write: Callable[[Path, State], None], tmp_path: Path, state: State) -> None:
+    assert state
+    write(tmp_path, {})
+    with pytest.raises(CheckpointError, match="holds no tensors"):
         load(tmp_path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import minibert
+import minibert.hub
 from minibert import BertConfig, CheckpointError
 from reference import HEADS, batch, fields_of, largest_difference, pair
 
@@ -142,6 +143,18 @@ def test_a_missing_pooler_is_a_missing_head(tmp_path: Path) -> None:
     assert report["missing_keys"] == ["pooler.dense.weight", "pooler.dense.bias"]
     assert report["unexpected_keys"] == ["classifier.bias", "classifier.weight"]
     assert model.pooler.dense.bias.abs().max() == 0
+
+
+def test_a_stray_tensor_in_the_models_own_head_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, change=lambda state: state | {"classifier.scale": torch.ones(1)})
+    with pytest.raises(CheckpointError, match=r"unexpected \(1\): classifier\.scale"):
+        load(tmp_path)
+
+
+def test_other_heads_are_left_out_behind_a_wrapper_too(tmp_path: Path) -> None:
+    write(tmp_path, "BertForMaskedLM", lambda state: {f"module.{name}": t for name, t in state.items()})
+    _, report = load(tmp_path, output_loading_info=True)
+    assert all(name.startswith("module.cls.") for name in report["unexpected_keys"])
 
 
 def test_half_a_head_is_an_error(tmp_path: Path) -> None:
@@ -555,6 +568,37 @@ def test_saved_files_have_the_users_usual_mode(tmp_path: Path) -> None:
     assert {path.stat().st_mode for path in tmp_path.iterdir()} == {(tmp_path / "plain").stat().st_mode}
 
 
+def test_only_shards_of_ours_are_removed(tmp_path: Path) -> None:
+    model = minibert.BertForTokenClassification(BertConfig(**fields_of(TAGGER)))
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    index["weight_map"] |= {"a": "notes.txt", "b": "pytorch_model.bin", "c": "x" * 5000}
+    path.write_text(json.dumps(index), encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "pytorch_model.bin").write_text("mine too")
+    with pytest.raises(CheckpointError, match=r"x{5000}"):
+        load(tmp_path)
+    model.save_pretrained(tmp_path)
+    assert files_in(tmp_path) == {"config.json", "model.safetensors", "notes.txt", "pytorch_model.bin"}
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 1.5, float("nan"), None, "", "0GB", "-1KB", "5GiB", "9" * 400 + "GB"])
+def test_a_nonsense_shard_size_is_refused_before_anything_is_written(size: Any, tmp_path: Path) -> None:
+    model = minibert.BertForTokenClassification(BertConfig(**fields_of(TAGGER)))
+    with pytest.raises(minibert.MinibertError, match="max_shard_size: expected a positive number of bytes"):
+        model.save_pretrained(tmp_path / "new", max_shard_size=size)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("size", [10_000, "10000", "10KB", "10 KB", "10000B"])
+def test_spellings_of_one_shard_size(size: int | str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    minibert.BertForTokenClassification(BertConfig(**fields_of(TAGGER))).save_pretrained(tmp_path, max_shard_size=size)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    assert len(set(index["weight_map"].values())) == 6
+
+
 def test_weights_that_share_memory_are_saved_under_each_name(tmp_path: Path) -> None:
     model = minibert.BertForTokenClassification(BertConfig(**fields_of(TAGGER)))
     layers = model.bert.encoder.layer
@@ -588,6 +632,30 @@ def test_a_failed_save_leaves_the_old_checkpoint_whole(tmp_path: Path, monkeypat
     with pytest.raises(OSError, match="No space left"):
         model.save_pretrained(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_model_remembers_where_it_came_from_without_the_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a" / "ckpt")
+    (tmp_path / "a" / "ckpt" / "vocab.txt").write_text("a's")
+    write(tmp_path / "b" / "ckpt")
+    (tmp_path / "b" / "ckpt" / "vocab.txt").write_text("b's")
+    monkeypatch.chdir(tmp_path / "a")
+    model = load(Path("ckpt"), **{"token": "hf_secret"})
+    assert b"hf_secret" not in pickle.dumps(model)
+    assert "hf_secret" not in repr(minibert.hub.Source("ckpt", **{"token": "hf_secret"}))
+    monkeypatch.chdir(tmp_path / "b")
+    model.save_pretrained(tmp_path / "out")
+    assert (tmp_path / "out" / "vocab.txt").read_text() == "a's"
+
+
+def test_a_file_in_place_of_a_directory_is_named(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("model.safetensors", "loop"):
+        with pytest.raises(CheckpointError, match=f"{name}: expected a directory or a name on the Hub, got a file"):
+            minibert.hub.Source(str(tmp_path / name))
 
 
 def test_saving_over_the_file_a_model_is_mapped_from(tmp_path: Path) -> None:
