@@ -194,16 +194,23 @@ class BertConfig:
                 data[f.name] = dict(value) if isinstance(value, dict) else value
         return data
 
-    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
-        """Writes `config.json` into `directory`, atomically. `torch_dtype` is added for transformers v4."""
+    def to_json(self) -> bytes:
+        """The contents of `config.json`; `torch_dtype` is added for transformers v4."""
         data = self.to_dict()
         if self.dtype is not None:
             data["torch_dtype"] = self.dtype
+        try:
+            return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+        except UnicodeEncodeError:  # half a surrogate pair in a kept key; JSON can spell it in ASCII
+            return (json.dumps(data, indent=2) + "\n").encode()
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
+        """Writes `config.json` into `directory`, atomically."""
         target = Path(directory) / CONFIG_NAME
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         try:
-            temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            temporary.write_bytes(self.to_json())
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)

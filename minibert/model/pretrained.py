@@ -242,9 +242,11 @@ class BertPreTrainedModel(nn.Module):
             max_shard_size: weights beyond this size ("5GB", "200MB", or a number of bytes) are split into shards
                 with an index. A crash or a full disk leaves weights that were there before whole.
         """
-        save_weights(self, directory, tied=self.tied_names(), max_shard_size=max_shard_size)
         dtype = str(self.dtype).removeprefix("torch.")
-        self.config.replace(architectures=[type(self).__name__], dtype=dtype).save_pretrained(directory)
+        config = self.config.replace(architectures=[type(self).__name__], dtype=dtype)
+        config.to_json()  # what cannot be written fails here, before anything is replaced
+        save_weights(self, directory, tied=self.tied_names(), max_shard_size=max_shard_size)
+        config.save_pretrained(directory)
         if self.source is not None:
             copy_tokenizer(self.source, directory)
 

@@ -553,6 +553,20 @@ def test_a_save_that_stops_anywhere_leaves_the_old_or_the_new_weights(
     assert outcomes == sorted(outcomes)  # old up to one moment, new from then on
 
 
+def test_a_config_that_cannot_be_written_fails_before_the_weights_are_replaced(tmp_path: Path) -> None:
+    state = write(tmp_path)
+    model = load(tmp_path)
+    model.config.note = "half a pair: \ud83d"  # can be written, in ASCII
+    model.save_pretrained(tmp_path)
+    assert load(tmp_path).config.note == "half a pair: \ud83d"
+    model.config.note = object()
+    with torch.no_grad():
+        model.classifier.bias.add_(1)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        model.save_pretrained(tmp_path)
+    assert torch.equal(load(tmp_path).classifier.bias, state["classifier.bias"])
+
+
 def test_saving_over_an_index_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("{")
     model = minibert.BertForTokenClassification(BertConfig(**fields_of(TAGGER)))
