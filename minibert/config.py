@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, fields
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from minibert.errors import ConfigError
 from minibert.hub import Source
+from minibert.writing import write_whole
 
 CONFIG_NAME = "config.json"
 
@@ -109,11 +109,11 @@ class BertConfig:
 
     def __init__(self, **given: Any) -> None:
         given = {**given.pop("extra", {}), **given}  # dataclasses.replace passes it
-        known = {f.name: f for f in fields(type(self)) if f.name != "extra"}
-        problems = [_did_you_mean(name, known) for name in given if name not in known]
-        self._fill(known, given, [problem for problem in problems if problem])
+        hints = [_did_you_mean(name) for name in given if name not in _known_fields()]
+        self._fill(given, [hint for hint in hints if hint])
 
-    def _fill(self, known: Mapping[str, Any], given: Mapping[str, Any], problems: list[str]) -> None:
+    def _fill(self, given: Mapping[str, Any], problems: list[str]) -> None:
+        known = _known_fields()
         values = {name: f.default for name, f in known.items() if name not in ("id2label", "label2id")}
         values |= {
             name: value
@@ -151,7 +151,7 @@ class BertConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> BertConfig:
         """A config from the contents of a `config.json`; unlike in the constructor, any unknown key is kept."""
         config = cls.__new__(cls)
-        config._fill({f.name: f for f in fields(cls) if f.name != "extra"}, data, [])
+        config._fill(data, [])
         return config
 
     @classmethod
@@ -208,17 +208,17 @@ class BertConfig:
         """Writes `config.json` into `directory`, atomically."""
         target = Path(directory) / CONFIG_NAME
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            temporary.write_bytes(self.to_json())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(target, lambda path: path.write_bytes(self.to_json()))
 
 
-def _did_you_mean(name: str, known: Mapping[str, Any]) -> str | None:
+def _known_fields() -> dict[str, Any]:
+    """The fields that a `config.json` can set, by name."""
+    return {f.name: f for f in fields(BertConfig) if f.name != "extra"}
+
+
+def _did_you_mean(name: str) -> str | None:
     """A problem for a key that is nearly a field: kept in silence, a typing error would leave the default in use."""
-    close = difflib.get_close_matches(name, [key for key in known if key != name], n=1, cutoff=0.85)
+    close = difflib.get_close_matches(name, _known_fields(), n=1, cutoff=0.85)
     recognised = name in NEVER_KEPT or name in REQUIRED_VALUES
     return f"{name}: unknown field; did you mean {close[0]}?" if close and not recognised else None
 
@@ -320,10 +320,9 @@ def _overridden(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[s
     """`data` with `overrides`; labels given anew replace the label fields that would contradict them."""
     if "torch_dtype" in overrides:
         overrides = {"dtype": overrides["torch_dtype"], **{k: v for k, v in overrides.items() if k != "torch_dtype"}}
-    known = [f.name for f in fields(BertConfig) if f.name != "extra"]
-    unknown = [name for name in overrides if name not in known]
+    unknown = [name for name in overrides if name not in _known_fields()]
     if unknown:
-        hints = [_did_you_mean(name, dict.fromkeys(known)) or f"{name}: not a field of BertConfig" for name in unknown]
+        hints = [_did_you_mean(name) or f"{name}: not a field of BertConfig" for name in unknown]
         raise ConfigError("unusable override: " + "; ".join(hints))
     merged = {**data, **overrides}
     dropped: set[str] = {"torch_dtype"} if "dtype" in overrides else set()

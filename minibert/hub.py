@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from minibert.errors import CheckpointError
+from minibert.errors import CheckpointError, first_line
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # "bert-base-chinese" or "owner/name"
 
@@ -108,7 +108,7 @@ class Source:
         except errors.LocalEntryNotFoundError as error:
             if self._is_offline:
                 return None
-            reason = f"the Hub cannot be reached and {file_name} is not in the cache ({_first_line(error)})"
+            reason = f"the Hub cannot be reached and {file_name} is not in the cache ({first_line(error)})"
         except errors.EntryNotFoundError:
             return None
         except errors.GatedRepoError:
@@ -118,9 +118,5 @@ class Source:
         except errors.RevisionNotFoundError:
             reason = f"the model on the Hub has no revision {self.revision!r}"
         except Exception as error:  # noqa: BLE001  # whatever the HTTP client makes of a bad server or a broken line
-            reason = f"{file_name} could not be downloaded ({_first_line(error)})"
+            reason = f"{file_name} could not be downloaded ({first_line(error)})"
         raise CheckpointError(f"{self.name}: {reason}")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

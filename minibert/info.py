@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from minibert.checkpoint.files import WeightFiles
-from minibert.checkpoint.loading import Comparison, compare
+from minibert.checkpoint.loading import compare
 from minibert.checkpoint.names import head_of
 from minibert.config import BertConfig
 from minibert.errors import CheckpointError, ConfigError
@@ -85,7 +85,7 @@ def _task(model_class: type[BertPreTrainedModel], config: BertConfig, files: Wei
     try:
         with torch.device("meta"):
             model = model_class(config)
-        found: Comparison = compare(model, files, tied=model.tied_names())
+        found = compare(model, files, tied=model.tied_names())
     except (ConfigError, CheckpointError) as error:
         return f"no ({' '.join(str(error).split())})"
     problems = [f"{kind} {names[0]}" for kind, names in found.problems.items() if names]

@@ -15,7 +15,7 @@ import minibert
 
 ROOT = Path(minibert.__file__).parent
 # Each part may import those after it, and its own.
-ORDER = ("cli", "info", "parity", "predict", "text", "model", "checkpoint", "config", "hub", "errors")
+ORDER = ("cli", "info", "parity", "predict", "text", "model", "checkpoint", "config", "hub", "writing", "errors")
 
 
 MODULES = "import sys; print(*(name.split('.')[0] for name in sys.modules))"

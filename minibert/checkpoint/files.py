@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minibert.errors import CheckpointError
+from minibert.errors import CheckpointError, first_line
 from minibert.hub import Source
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
@@ -101,8 +100,8 @@ class WeightFiles:
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except pickle.UnpicklingError as error:
             raise CheckpointError(
-                f"{path}: refused, it holds more than tensors and could run code, or it is damaged ({_reason(error)}); "
-                "save the weights as model.safetensors"
+                f"{path}: refused, it holds more than tensors and could run code, or it is damaged "
+                f"({first_line(error)}); save the weights as model.safetensors"
             ) from None
         except Exception as error:  # noqa: BLE001  # the unpickler raises whatever a damaged file makes it stumble over
             raise _damaged(path, error) from None
@@ -181,11 +180,6 @@ def _no_weights(source: Source) -> str:
     return f"{message}; found {', '.join(found[:20])}"
 
 
-def _reason(error: Exception) -> str:
-    """The first line of another library's message, without its colours."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().split("\n")[0][:200]
-
-
 def _damaged(path: Path, error: Exception) -> CheckpointError:
     """What a file that cannot be read is, where its first bytes tell."""
     try:
@@ -201,5 +195,5 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
     elif start[:1] == b"<":
         reason = "this is an HTML page, perhaps an error page of the server it came from"
     else:
-        reason = _reason(error)
+        reason = first_line(error)
     return CheckpointError(f"{path}: incomplete or corrupt, {size:,} bytes ({reason}); download or copy it again")

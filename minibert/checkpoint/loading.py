@@ -48,6 +48,8 @@ class LoadingReport(dict[str, Any]):
 class Comparison:
     """What a checkpoint has for a model, by the model's names; nothing has been read yet."""
 
+    shapes: dict[str, tuple[int, ...]]  # of everything the model has
+    wrapper: str  # what stands in front of every name of the file, left off here
     sources: dict[str, str]  # model name to file name
     missing: list[str]
     mismatched: list[str]
@@ -62,17 +64,17 @@ def compare(
     """Compares names, shapes and kinds of numbers. `tied` names parameters that stand for others."""
     stored = files.tensors
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    sources, unexpected = _match(files, expected, tied)
+    wrapper = wrapper_of(files.tensors)
+    sources, unexpected = _match(files, wrapper, expected, tied)
     missing = [name for name in expected if name not in sources and name not in tied]
     mismatched = [name for name in expected if name in sources and stored[sources[name]].shape != expected[name]]
+    own_heads = {head_of(name) for name in expected}
     new_heads = {head_of(name) for name in (*missing, *mismatched)}
     present = {head_of(name) for name in sources}
     problems = {
         "missing": [name for name in missing if head_of(name) is None or head_of(name) in present],
         "unexpected": [
-            source
-            for source, name in unexpected.items()
-            if not OTHER_HEADS.match(name) or head_of(name) in {head_of(own) for own in expected}
+            source for source, name in unexpected.items() if not OTHER_HEADS.match(name) or head_of(name) in own_heads
         ],
         "of another shape": [
             f"{name} ({list(stored[sources[name]].shape)} in the file, {list(expected[name])} in the model)"
@@ -84,7 +86,7 @@ def compare(
         ],
     }
     fresh = [name for name in expected if head_of(name) in new_heads and name not in tied]
-    return Comparison(sources, missing, mismatched, list(unexpected), problems, fresh)
+    return Comparison(expected, wrapper, sources, missing, mismatched, list(unexpected), problems, fresh)
 
 
 def load_weights(
@@ -107,12 +109,10 @@ def load_weights(
     found = compare(model, files, tied=tied, ignore_mismatched_sizes=ignore_mismatched_sizes)
     if any(found.problems.values()):
         raise _does_not_fit(files.path, type(model).__name__, found.problems)
-    wrapper = wrapper_of(files.tensors)
-    if wrapper:
-        logger.warning("%s: every name begins with %s, which is left off", files.path, wrapper)
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if found.wrapper:
+        logger.warning("%s: every name begins with %s, which is left off", files.path, found.wrapper)
     fresh = set(found.fresh)
-    state = {name: torch.empty(shapes[name], dtype=dtype, device=device) for name in fresh}
+    state = {name: torch.empty(found.shapes[name], dtype=dtype, device=device) for name in fresh}
     conversions: Counter[str] = Counter()
     for name, source in found.sources.items():
         if name not in fresh:
@@ -173,10 +173,9 @@ def _cpu_has(dtype: torch.dtype) -> bool:
 
 
 def _match(
-    files: WeightFiles, expected: Mapping[str, Any], tied: Mapping[str, str]
+    files: WeightFiles, wrapper: str, expected: Mapping[str, Any], tied: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Model name to file name for what the model has, and file name to model name for what is left over."""
-    wrapper = wrapper_of(files.tensors)
     sources: dict[str, str] = {}
     aliases: dict[str, str] = {}
     unexpected: dict[str, str] = {}

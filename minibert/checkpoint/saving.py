@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from minibert.checkpoint.files import INDEX_SUFFIX, SAFETENSORS, weight_map_of
 from minibert.errors import CheckpointError, MinibertError
 from minibert.hub import Source
+from minibert.writing import write_whole
 
 logger = logging.getLogger("minibert")
 
@@ -55,7 +56,7 @@ def save_weights(
         state, filename_pattern="model{suffix}.safetensors", max_shard_size=limit
     )
     if not split.is_sharded:
-        _write(single, lambda path: save_file(state, path, {"format": "pt"}))  # one file comes before an index
+        write_whole(single, lambda path: save_file(state, path, {"format": "pt"}))  # one file comes before an index
         index.unlink(missing_ok=True)
         new = {SAFETENSORS}
     else:
@@ -65,10 +66,10 @@ def save_weights(
         files = {name: name.replace("model", f"model{mark}", 1) for name in split.filename_to_tensors}
         for name, tensors in split.filename_to_tensors.items():
             part = {tensor: state[tensor] for tensor in tensors}
-            _write(folder / files[name], lambda path, part=part: save_file(part, path, {"format": "pt"}))  # type: ignore[misc]
+            write_whole(folder / files[name], lambda path, part=part: save_file(part, path, {"format": "pt"}))  # type: ignore[misc]
         weight_map = {tensor: files[name] for tensor, name in split.tensor_to_filename.items()}
         text = json.dumps({"metadata": split.metadata, "weight_map": weight_map}, indent=2) + "\n"
-        _write(index, lambda path: path.write_text(text, encoding="utf-8"))
+        write_whole(index, lambda path: path.write_text(text, encoding="utf-8"))
         single.unlink(missing_ok=True)  # until now it came before the index
         new = set(files.values())
     for name in old - new:
@@ -88,7 +89,7 @@ def copy_tokenizer(source: Source, directory: str | os.PathLike[str]) -> None:
         target = Path(directory) / name
         if path is not None and not target.exists():
             content = path.read_bytes()
-            _write(target, lambda temporary, content=content: temporary.write_bytes(content))  # type: ignore[misc]
+            write_whole(target, lambda temporary, content=content: temporary.write_bytes(content))  # type: ignore[misc]
 
 
 def _bytes(size: int | str) -> int:
@@ -120,18 +121,3 @@ def _separate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         separate[name] = tensor.clone() if storage in seen else tensor
         seen.add(storage)
     return separate
-
-
-def _write(target: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file under another name, makes sure it is on the disk, and only then gives it its own."""
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # as the user's umask has it; safetensors would leave a file to its owner only
-        write(temporary)
-        temporary.chmod(mode)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
