@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from minibert.config import SOURCE_OPTIONS
 from minibert.errors import CheckpointError, DataError
@@ -107,17 +107,19 @@ class TokenClassifier:
             if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
                 raise DataError(f"expected Unicode text, got half of a surrogate pair in {text!r}")
         encodings = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        # An Encoding makes these lists anew at each access, so they are asked for once a text and not once a token.
+        ids, offsets = ([getattr(e, name) for e in encodings] for name in ("ids", "offsets"))
         results: list[list[TokenLabel]] = [[] for _ in texts]
         names = self.model.config.id2label
         was_training = self.model.training
         self.model.eval()
         try:
-            for batch in self._batches(encodings):
-                logits = self._logits([encodings[row].ids[window.start : window.end] for row, window in batch])
+            for batch in self._batches([len(row) for row in ids]):
+                logits = self._logits([ids[row][window.start : window.end] for row, window in batch])
                 scores, labels = logits.float().softmax(-1).max(-1)
                 for (row, window), row_scores, row_labels in zip(batch, scores.tolist(), labels.tolist(), strict=True):
                     for token in range(window.first, window.last):
-                        start, end = encodings[row].offsets[token]
+                        start, end = offsets[row][token]
                         cell = token - window.start + 1  # the first cell is [CLS]
                         results[row].append(
                             TokenLabel(names[row_labels[cell]], start, end, texts[row][start:end], row_scores[cell])
@@ -126,12 +128,12 @@ class TokenClassifier:
             self.model.train(was_training)
         return results
 
-    def _batches(self, encodings: Sequence[Encoding]) -> Iterator[list[tuple[int, Window]]]:
+    def _batches(self, lengths: Sequence[int]) -> Iterator[list[tuple[int, Window]]]:
         """Every window of every text, as many at a time as `MAX_TOKENS_PER_BATCH` cells hold."""
         batch: list[tuple[int, Window]] = []
         longest = 0
-        for row, encoding in enumerate(encodings):
-            for window in windows(len(encoding.ids), self._window_size, self._overlap):
+        for row, length in enumerate(lengths):
+            for window in windows(length, self._window_size, self._overlap):
                 longest = max(longest, window.end - window.start + 2)
                 if batch and longest * (len(batch) + 1) > MAX_TOKENS_PER_BATCH:
                     yield batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,12 @@ def test_a_text_longer_than_the_model_is_answered_whole(classifier: TokenClassif
     tokens = classifier.label_tokens([text])[0]
     assert [(token.start, token.end) for token in tokens] == [(i, i + 1) for i in range(len(text))]
     assert "".join(token.text for token in tokens) == text
+
+
+def test_the_time_grows_with_the_text_and_not_with_its_square(classifier: TokenClassifier) -> None:
+    start = time.perf_counter()
+    assert len(classifier.label_tokens(["北京" * 20_000])[0]) == 40_000
+    assert time.perf_counter() - start < 20  # minutes when lists are made anew for each token
 
 
 def test_a_text_that_just_fits_is_read_at_once(classifier: TokenClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
