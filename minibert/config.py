@@ -12,9 +12,9 @@ from dataclasses import FrozenInstanceError, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from minibert.errors import ConfigError
-from minibert.hub import Source
-from minibert.writing import write_whole
+from minibert.errors import CheckpointError, ConfigError
+from minibert.hub import Source, read_json
+from minibert.writing import replacing
 
 CONFIG_NAME = "config.json"
 
@@ -171,11 +171,9 @@ class BertConfig:
                 raise ConfigError(f"{source}/{CONFIG_NAME}: {source.absence}")
             path = found
         try:
-            data = json.loads(path.read_text(encoding="utf-8-sig"))
-        except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or a number of thousands of digits
-            raise ConfigError(f"{path}: not a JSON file ({error})") from None
-        if not isinstance(data, dict):
-            raise ConfigError(f"{path}: expected a JSON object, got {type(data).__name__}")
+            data = read_json(path)
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from None
         try:
             return cls.from_dict(_overridden(data, options))
         except ConfigError as error:
@@ -206,9 +204,9 @@ class BertConfig:
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Writes `config.json` into `directory`, atomically."""
-        target = Path(directory) / CONFIG_NAME
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, lambda path: path.write_bytes(self.to_json()))
+        content = self.to_json()
+        with replacing(Path(directory)) as write:
+            write(CONFIG_NAME, lambda path: path.write_bytes(content))
 
 
 def _known_fields() -> dict[str, Any]:

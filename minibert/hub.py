@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from minibert.errors import CheckpointError, first_line
+from minibert.writing import file_in, locked
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # "bert-base-chinese" or "owner/name"
 
@@ -51,8 +57,13 @@ class Source:
         """Whether the name is a directory on this machine, which comes before any name on the Hub."""
         return Path(self.name).is_dir()
 
+    @property
+    def folder(self) -> Path:
+        """Where the files are if the name is a directory."""
+        return Path(self.name, self.subfolder or "")
+
     def __str__(self) -> str:
-        return str(Path(self.name, self.subfolder or ""))
+        return str(self.folder)
 
     def remembered(self) -> Source:
         """The same for later: valid in any working directory, and without the secret."""
@@ -82,13 +93,20 @@ class Source:
             CheckpointError: the model is not on the Hub or closed to the token, or the server cannot be reached and
                 the file is not in the cache.
         """
-        if self.is_local:
-            path = Path(self.name, self.subfolder or "", file_name)
-            try:
-                return path if path.is_file() else None
-            except OSError:  # a name too long to be one
+        if not self.is_local:
+            return self._download(file_name)
+        try:
+            return file_in(self.folder, file_name)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
                 return None
-        return self._download(file_name)
+            raise CheckpointError(f"{self.folder / file_name}: cannot be read ({error.strerror})") from None
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Lets no save into a local directory come between the reading of one of its files and the next."""
+        with locked(self.folder, shared=True) if self.is_local else nullcontext():
+            yield
 
     def _download(self, file_name: str) -> Path | None:
         from huggingface_hub import errors, hf_hub_download
@@ -120,3 +138,39 @@ class Source:
         except Exception as error:  # noqa: BLE001  # whatever the HTTP client makes of a bad server or a broken line
             reason = f"{file_name} could not be downloaded ({first_line(error)})"
         raise CheckpointError(f"{self.name}: {reason}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Raises:
+        CheckpointError: it cannot be read, or holds something else.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: {damage(path, error)}") from None
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or a number of thousands of digits
+        raise CheckpointError(f"{path}: not a JSON file, {damage(path, error)}") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(data).__name__}")
+    return data
+
+
+def damage(path: Path, error: Exception) -> str:
+    """Why a file cannot be read, in words for a person: what it is instead, where its first bytes tell."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
+    except OSError as unreadable:
+        return f"cannot be read ({unreadable.strerror})"
+    if size == 0:
+        reason = "the file is empty"
+    elif start.startswith(b"version https://git-lfs"):
+        reason = "this is a Git LFS pointer; fetch the file itself with `git lfs pull`"
+    elif start[:1] == b"<":
+        reason = "this is an HTML page, perhaps an error page of the server it came from"
+    else:
+        reason = first_line(error)
+    return f"incomplete or corrupt, {size:,} bytes ({reason}); download or copy it again"

@@ -42,7 +42,9 @@ def describe(name_or_path: str | os.PathLike[str], **where: Any) -> Iterator[str
         ConfigError, CheckpointError: the config or the weights cannot be read.
     """
     source = Source(os.fspath(name_or_path), **where)
-    config = BertConfig.from_pretrained(source)
+    with source.unchanged():
+        config = BertConfig.from_pretrained(source)
+        files = WeightFiles(source)
     yield _line("architecture", ", ".join(config.architectures or ["not named"]))
     yield _line(
         "sizes",
@@ -58,7 +60,7 @@ def describe(name_or_path: str | os.PathLike[str], **where: Any) -> Iterator[str
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     yield _line("labels", f"{config.num_labels}: {shown}")
     warnings: list[str] = []
-    with WeightFiles(source) as files:
+    with files:
         paths = sorted({tensor.path for tensor in files.tensors.values()})
         numbers = sum(torch.Size(tensor.shape).numel() for tensor in files.tensors.values())
         dtypes = ", ".join(sorted({tensor.dtype for tensor in files.tensors.values()}))

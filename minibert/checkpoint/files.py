@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minibert.errors import CheckpointError, first_line
-from minibert.hub import Source
+from minibert.hub import Source, damage, read_json
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX_SUFFIX = ".index.json"
@@ -60,7 +59,7 @@ class WeightFiles:
     def __init__(self, source: Source) -> None:
         self.tensors: dict[str, StoredTensor] = {}
         self._open_files = ExitStack()
-        self.path = Path(str(source))
+        self.path = source.folder
         for name, add in ((SAFETENSORS, self._add_safetensors), (PICKLE, self._add_pickle)):
             path = source.fetch(name)
             index = None if path is not None else source.fetch(name + INDEX_SUFFIX)
@@ -91,7 +90,7 @@ class WeightFiles:
                 read = _reader(file, name)
                 self._add(name, StoredTensor(path, tuple(part.get_shape()), part.get_dtype(), read))
         except (SafetensorError, OSError) as error:
-            raise _damaged(path, error) from None
+            raise CheckpointError(f"{path}: {damage(path, error)}") from None
 
     def _add_pickle(self, path: Path) -> None:
         try:
@@ -104,7 +103,7 @@ class WeightFiles:
                 f"({first_line(error)}); save the weights as model.safetensors"
             ) from None
         except Exception as error:  # noqa: BLE001  # the unpickler raises whatever a damaged file makes it stumble over
-            raise _damaged(path, error) from None
+            raise CheckpointError(f"{path}: {damage(path, error)}") from None
         if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
             inner = [key for key, value in state.items() if isinstance(value, dict)] if isinstance(state, dict) else []
             hint = f"; they seem to be in {inner[0]!r}, save that alone" if inner else ""
@@ -154,10 +153,7 @@ def _constant(tensor: Tensor) -> Callable[[], Tensor]:
 
 def weight_map_of(index: Path) -> dict[str, str]:
     """Tensor name to file name, from an index whose names stay inside its directory."""
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8")).get("weight_map")
-    except (OSError, ValueError, RecursionError, AttributeError) as error:
-        raise CheckpointError(f"{index}: not an index in JSON ({error})") from None
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{index}: expected weight_map, from tensor names to file names")
     outside = [shard for shard in weight_map.values() if shard in ("", ".", "..") or set("/\\\0") & set(shard)]
@@ -170,7 +166,7 @@ def _no_weights(source: Source) -> str:
     message = f"{source}: no {SAFETENSORS} or {PICKLE}: {source.absence}"
     if not source.is_local:
         return message
-    found = sorted(entry.name for entry in Path(str(source)).iterdir())
+    found = sorted(entry.name for entry in source.folder.iterdir())
     for name, framework in FOREIGN.items():
         if name in found:
             return (
@@ -178,22 +174,3 @@ def _no_weights(source: Source) -> str:
                 f"(save_pretrained writes {SAFETENSORS})"
             )
     return f"{message}; found {', '.join(found[:20])}"
-
-
-def _damaged(path: Path, error: Exception) -> CheckpointError:
-    """What a file that cannot be read is, where its first bytes tell."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(64).lstrip()
-    except OSError as unreadable:
-        return CheckpointError(f"{path}: cannot be read ({unreadable.strerror})")
-    if size == 0:
-        reason = "the file is empty"
-    elif start.startswith(b"version https://git-lfs"):
-        reason = "this is a Git LFS pointer; fetch the file itself with `git lfs pull`"
-    elif start[:1] == b"<":
-        reason = "this is an HTML page, perhaps an error page of the server it came from"
-    else:
-        reason = first_line(error)
-    return CheckpointError(f"{path}: incomplete or corrupt, {size:,} bytes ({reason}); download or copy it again")

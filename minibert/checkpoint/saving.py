@@ -1,4 +1,4 @@
-"""A model's weights into safetensors files that `transformers` reads too."""
+"""A model into a checkpoint directory that `transformers` reads too."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import json
 import logging
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from minibert.checkpoint.files import INDEX_SUFFIX, SAFETENSORS, weight_map_of
+from minibert.config import CONFIG_NAME, BertConfig
 from minibert.errors import CheckpointError, MinibertError
 from minibert.hub import Source
-from minibert.writing import write_whole
+from minibert.writing import file_in, replacing
 
 logger = logging.getLogger("minibert")
 
@@ -32,64 +34,74 @@ TOKENIZER_FILES = (
 )
 
 
-def save_weights(
+def save_checkpoint(
     model: nn.Module,
+    config: BertConfig,
     directory: str | os.PathLike[str],
     *,
     tied: Mapping[str, str],
+    source: Source | None = None,
     max_shard_size: int | str = "5GB",
 ) -> None:
-    """Writes `model.safetensors`, or shards of at most `max_shard_size` and their index.
+    """Writes config, `model.safetensors` or shards of at most `max_shard_size` and their index, and the tokeniser.
 
-    Older weights in the directory stay whole, and stay what is loaded, until the new ones are complete; then they are
-    removed. `tied` names parameters that stand for others; they are stored once, under the other's name.
+    All of it takes the place of an older checkpoint in the directory at one moment; until then the older one is whole.
+
+    Args:
+        tied: parameters that stand for others; they are stored once, under the other's name.
+        source: the checkpoint the model came from, whose tokeniser's files are copied unless there are some already.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
 
-    limit = _bytes(max_shard_size)
     folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
     state = _separate({name: tensor for name, tensor in model.state_dict().items() if name not in tied})
-    single, index = folder / SAFETENSORS, folder / INDEX
-    old = _shards_of(index)
     split = split_torch_state_dict_into_shards(
-        state, filename_pattern="model{suffix}.safetensors", max_shard_size=limit
+        state, filename_pattern="model{suffix}.safetensors", max_shard_size=_bytes(max_shard_size)
     )
-    if not split.is_sharded:
-        write_whole(single, lambda path: save_file(state, path, {"format": "pt"}))  # one file comes before an index
-        index.unlink(missing_ok=True)
-        new = {SAFETENSORS}
-    else:
-        # Shards of an older save may have these names; new ones take others, so that the old index stays true.
-        taken = any((folder / name).exists() for name in split.filename_to_tensors)
-        mark = f"-{secrets.token_hex(4)}" if taken else ""
-        files = {name: name.replace("model", f"model{mark}", 1) for name in split.filename_to_tensors}
+    files = {CONFIG_NAME: config.to_json()}  # what cannot be written as JSON fails here, before anything is
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        files[INDEX] = (json.dumps(index, indent=2) + "\n").encode()
+    with replacing(folder, lambda: _old_weights(folder)) as write:
         for name, tensors in split.filename_to_tensors.items():
             part = {tensor: state[tensor] for tensor in tensors}
-            write_whole(folder / files[name], lambda path, part=part: save_file(part, path, {"format": "pt"}))  # type: ignore[misc]
-        weight_map = {tensor: files[name] for tensor, name in split.tensor_to_filename.items()}
-        text = json.dumps({"metadata": split.metadata, "weight_map": weight_map}, indent=2) + "\n"
-        write_whole(index, lambda path: path.write_text(text, encoding="utf-8"))
-        single.unlink(missing_ok=True)  # until now it came before the index
-        new = set(files.values())
-    for name in old - new:
-        if SHARD.fullmatch(name):  # whatever else an index may name is not ours to remove
-            (folder / name).unlink(missing_ok=True)
+            write(name, partial(_save_file, part))
+        if source is not None:
+            files |= _tokenizer_files(source, folder)
+        for name, content in files.items():
+            write(name, partial(_write_bytes, content))
 
 
-def copy_tokenizer(source: Source, directory: str | os.PathLike[str]) -> None:
-    """Copies the tokeniser's files of the checkpoint a model came from, but for those that are there already."""
+def _save_file(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path, {"format": "pt"})
+    except SafetensorError as error:  # how it reports a full disk
+        raise OSError(str(error)) from error
+
+
+def _write_bytes(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
+
+
+def _tokenizer_files(source: Source, folder: Path) -> dict[str, bytes]:
+    """The tokeniser's files that the checkpoint at `source` has and `folder` has not."""
     try:
         cached = replace(source, local_files_only=True)  # what was not needed until now is not downloaded for this
-        files = {name: cached.fetch(name) for name in TOKENIZER_FILES}
-    except CheckpointError as error:  # the checkpoint has gone; the weights are safe by now
+        found = {name: cached.fetch(name) for name in TOKENIZER_FILES if file_in(folder, name) is None}
+        return {name: path.read_bytes() for name, path in found.items() if path is not None}
+    except (CheckpointError, OSError) as error:  # the checkpoint has gone; a model without it is better than none
         logger.warning("the tokeniser's files were not copied: %s", error)
-        return
-    for name, path in files.items():
-        target = Path(directory) / name
-        if path is not None and not target.exists():
-            content = path.read_bytes()
-            write_whole(target, lambda temporary, content=content: temporary.write_bytes(content))  # type: ignore[misc]
+        return {}
+
+
+def _old_weights(folder: Path) -> set[str]:
+    """The weight files of the checkpoint that is there."""
+    return {
+        name
+        for name in {SAFETENSORS, INDEX} | _shards_of(folder / INDEX)
+        if (name in (SAFETENSORS, INDEX) or SHARD.fullmatch(name))  # whatever else an index may name is not ours
+        and (folder / name).exists()
+    }
 
 
 def _bytes(size: int | str) -> int:

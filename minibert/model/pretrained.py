@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from minibert.checkpoint.files import WeightFiles
 from minibert.checkpoint.loading import LoadingReport, load_weights, resolve_dtype
-from minibert.checkpoint.saving import copy_tokenizer, save_weights
+from minibert.checkpoint.saving import save_checkpoint
 from minibert.config import BertConfig
 from minibert.errors import MinibertError
 from minibert.hub import Source
@@ -202,9 +202,11 @@ class BertPreTrainedModel(nn.Module):
                 missing, unexpected or of another shape is listed at once.
         """
         source = Source(os.fspath(name_or_path), revision, subfolder, token, cache_dir, local_files_only)
-        config = BertConfig.from_pretrained(source, **config_overrides)
         target = torch.device("cpu" if device is None else device)
-        with WeightFiles(source) as files:
+        with source.unchanged():
+            config = BertConfig.from_pretrained(source, **config_overrides)
+            files = WeightFiles(source)
+        with files:
             with torch.device("meta"):
                 model = cls(config)
             model.set_attn_implementation(attn_implementation)
@@ -240,15 +242,17 @@ class BertPreTrainedModel(nn.Module):
         Args:
             directory: made if there is none; other files in it are left alone.
             max_shard_size: weights beyond this size ("5GB", "200MB", or a number of bytes) are split into shards
-                with an index. A crash or a full disk leaves weights that were there before whole.
+                with an index.
+
+        Raises:
+            CheckpointError: the directory cannot be written to, or the disk is full. Whatever stops it, be it the
+                end of the process, leaves the checkpoint that was there before whole, or else the new one.
         """
         dtype = str(self.dtype).removeprefix("torch.")
         config = self.config.replace(architectures=[type(self).__name__], dtype=dtype)
-        config.to_json()  # what cannot be written fails here, before anything is replaced
-        save_weights(self, directory, tied=self.tied_names(), max_shard_size=max_shard_size)
-        config.save_pretrained(directory)
-        if self.source is not None:
-            copy_tokenizer(self.source, directory)
+        save_checkpoint(
+            self, config, directory, tied=self.tied_names(), source=self.source, max_shard_size=max_shard_size
+        )
 
 
 def _init_module(module: nn.Module, config: BertConfig) -> None:

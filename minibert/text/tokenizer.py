@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from tokenizers import BertWordPieceTokenizer, Tokenizer
 
 from minibert.errors import CheckpointError
-from minibert.hub import Source
+from minibert.hub import Source, damage, read_json
 
 
 def load_tokenizer(name_or_path: str | os.PathLike[str] | Source) -> Tokenizer:
@@ -29,26 +28,16 @@ def load_tokenizer(name_or_path: str | os.PathLike[str] | Source) -> Tokenizer:
         try:
             tokenizer = Tokenizer.from_file(str(whole))
         except Exception as error:  # noqa: BLE001  # the library raises no narrower class
-            raise CheckpointError(f"{whole}: not a tokenizer file ({error})") from None
+            raise CheckpointError(f"{whole}: not a tokenizer file, {damage(whole, error)}") from None
     elif vocabulary is not None:
-        tokenizer = _from_vocabulary(vocabulary, _settings(source.fetch("tokenizer_config.json")))
+        described = source.fetch("tokenizer_config.json")
+        settings = {} if described is None else read_json(described)
+        tokenizer = _from_vocabulary(vocabulary, settings)
     else:
         raise CheckpointError(f"{source}: expected tokenizer.json or vocab.txt beside the weights: {source.absence}")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def _settings(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: not a JSON file ({error})") from None
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(settings).__name__}")
-    return settings
 
 
 def _from_vocabulary(path: Path, settings: dict[str, Any]) -> Tokenizer:
@@ -61,6 +50,6 @@ def _from_vocabulary(path: Path, settings: dict[str, Any]) -> Tokenizer:
             handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
         )
     except Exception as error:  # noqa: BLE001  # the library raises no narrower class
-        raise CheckpointError(f"{path}: not a BERT vocabulary ({error})") from None
+        raise CheckpointError(f"{path}: not a BERT vocabulary, {damage(path, error)}") from None
     inner: Tokenizer = tokenizer._tokenizer
     return inner

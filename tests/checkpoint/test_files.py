@@ -187,7 +187,7 @@ def test_an_index_that_is_none_is_named(content: str, tmp_path: Path, state: Sta
     assert state
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"not an index in JSON|expected weight_map") as caught:
+    with pytest.raises(CheckpointError, match=r"not a JSON file|expected weight_map|expected a JSON object") as caught:
         load(tmp_path)
     assert str(path) in str(caught.value)
 
