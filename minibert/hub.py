@@ -140,6 +140,49 @@ class Source:
         raise CheckpointError(f"{self.name}: {reason}")
 
 
+def upload(
+    folder: Path,
+    name: str,
+    *,
+    private: bool | None,
+    token: str | bool | None,
+    revision: str | None,
+    commit_message: str,
+    create_pr: bool,
+    superseded: list[str],
+) -> str:
+    """Sends a folder's files to the model `name` on the Hub in one commit, and gives the commit's address.
+
+    Args:
+        superseded: patterns of files there that are deleted in the same commit unless they are sent.
+        private, token, revision, commit_message, create_pr: as in `BertPreTrainedModel.push_to_hub`.
+    """
+    from huggingface_hub import HfApi, errors
+
+    if not REPOSITORY.fullmatch(name):
+        raise CheckpointError(f'{name}: expected the name of a model on the Hub, such as "owner/name"')
+    api = HfApi(token=token)
+    try:
+        repo_id = api.create_repo(name, private=private, exist_ok=True).repo_id
+        if revision is not None and not create_pr:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            revision=revision,
+            commit_message=commit_message,
+            create_pr=create_pr,
+            delete_patterns=superseded,
+        )
+        return str(commit.pr_url or commit.commit_url)
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        hint = "; pass a token with write access or run `hf auth login`" if status in (401, 403) else ""
+        raise CheckpointError(f"{name}: refused by the Hub, nothing was changed ({first_line(error)}){hint}") from None
+    except Exception as error:  # noqa: BLE001  # whatever the HTTP client makes of a bad server or a broken line
+        raise CheckpointError(f"{name}: could not be uploaded ({first_line(error)})") from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -34,6 +36,10 @@ class Hub(ThreadingHTTPServer):
         self.root = root
         self.private = "owner/private"
         self.break_after: list[int] = []  # bytes after which the next downloads of large files break off
+        self.known = ["owner/pushed"]  # repositories that exist
+        self.branches = ["main"]
+        self.objects: dict[str, bytes] = {}  # large files by their SHA-256
+        self.commits: list[dict[str, Any]] = []
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, Range
 
     @property
@@ -62,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
 
     def do_HEAD(self) -> None:
@@ -73,6 +79,9 @@ class Handler(BaseHTTPRequestHandler):
         parts = unquote(self.path.split("?")[0]).strip("/").split("/")
         if parts[0] == "cdn":
             self.send_large(self.server.root.joinpath(*parts[1:]))
+            return
+        if parts[:2] == ["api", "models"] and "tree" in parts:
+            self.send_tree("/".join(parts[2:4]))
             return
         owner, name, _, revision, *rest = parts
         if f"{owner}/{name}" == self.server.private and self.headers.get("Authorization") != "Bearer hf_right":
@@ -85,6 +94,72 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
         else:
             self.send_file(self.server.root.joinpath(owner, name, *rest))
+
+    # The routes of an upload: make the repository, ask how each file is to be sent, send large ones, commit.
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.requests.append((self.command, self.path, None))
+        path = self.path.split("?")[0]
+        if self.headers.get("Authorization") != "Bearer hf_right":
+            self.answer_json(401, {"error": "Invalid credentials"})
+        elif path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked.get('organization') or 'owner'}/{asked['name']}"
+            status = 409 if name in self.server.known else 200
+            self.server.known.append(name)
+            self.answer_json(status, {"url": f"{self.server.endpoint}/{name}", "id": name, "error": "exists"})
+        elif "/branch/" in path:
+            self.server.branches.append(path.rsplit("/", 1)[1])
+            self.answer_json(200, {})
+        elif "/preupload/" in path:
+            files = [{"path": f["path"], "shouldIgnore": False} for f in json.loads(body)["files"]]
+            for file in files:
+                file["uploadMode"] = "lfs" if file["path"].endswith(".safetensors") else "regular"
+            self.answer_json(200, {"files": files})
+        elif path.endswith("/info/lfs/objects/batch"):
+            asked_for = json.loads(body)["objects"]
+            for item in asked_for:
+                item["actions"] = {"upload": {"href": f"{self.server.endpoint}/upload/{item['oid']}", "header": {}}}
+            self.answer_json(200, {"transfer": "basic", "objects": asked_for})
+        else:
+            self.commit(path, [json.loads(line) for line in body.splitlines()])
+
+    def do_PUT(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        assert hashlib.sha256(content).hexdigest() == self.path.rsplit("/", 1)[1]
+        self.server.objects[hashlib.sha256(content).hexdigest()] = content
+        self.answer(200, {})
+
+    def commit(self, path: str, lines: list[dict[str, Any]]) -> None:
+        _, _, _, owner, name, _, branch = path.split("/")
+        folder = self.server.root / owner / name
+        assert branch in self.server.branches
+        folder.mkdir(parents=True, exist_ok=True)
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "header":
+                self.server.commits.append({**value, "branch": branch, "pull request": "create_pr=1" in self.path})
+            elif line["key"] == "file":
+                (folder / value["path"]).write_bytes(base64.b64decode(value["content"]))
+            elif line["key"] == "lfsFile":
+                (folder / value["path"]).write_bytes(self.server.objects[value["oid"]])
+            else:
+                assert line["key"] == "deletedFile"
+                (folder / value["path"]).unlink()
+        self.answer_json(
+            200,
+            {"commitUrl": f"{self.server.endpoint}/{owner}/{name}/commit/{COMMIT}", "commitOid": COMMIT}
+            | {"pullRequestUrl": f"{self.server.endpoint}/{owner}/{name}/discussions/1"},
+        )
+
+    def send_tree(self, name: str) -> None:
+        folder = self.server.root / name
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        self.answer_json(200, [{"type": "file", "path": p.name, "size": 1, "oid": COMMIT} for p in found])
+
+    def answer_json(self, status: int, content: Any) -> None:
+        self.answer(status, {"Content-Type": "application/json"}, json.dumps(content).encode())
 
     def send_file(self, path: Path) -> None:
         content = path.read_bytes()
@@ -132,6 +207,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     constants = huggingface_hub.constants
     use_endpoint(monkeypatch, server.endpoint)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the stand-in does not speak its protocol
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     yield server
     server.shutdown()
@@ -310,3 +386,63 @@ def test_the_environment_is_honoured_by_the_command(hub: Hub, tmp_path: Path) ->
     offline = subprocess.run(command, env={**environment, "HF_HUB_OFFLINE": "1"}, capture_output=True, check=False)
     assert offline.stdout == online.stdout
     assert offline.stderr == b""  # no progress bar where there is no terminal
+
+
+# Uploading.
+
+RIGHT = {"token": "hf_right"}
+
+
+def test_a_model_is_pushed_and_loads_by_its_name(hub: Hub, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "local")
+    loaded = BertForTokenClassification.from_pretrained(tmp_path / "local")
+    url = loaded.push_to_hub("owner/fresh", **RIGHT)
+    assert url == f"{hub.endpoint}/owner/fresh/commit/{COMMIT}"
+    assert "owner/fresh" in hub.known
+    assert [(c["summary"], c["branch"]) for c in hub.commits] == [("Upload BertForTokenClassification", "main")]
+    back = BertForTokenClassification.from_pretrained("owner/fresh", cache_dir=tmp_path / "own")
+    assert same_weights(back, model)
+    assert back.config == loaded.config.replace(architectures=["BertForTokenClassification"])
+    saved = {path.name for path in (tmp_path / "local").iterdir()}
+    assert {path.name for path in (hub.root / "owner/fresh").iterdir()} == saved  # the tokeniser's files too
+
+
+@pytest.mark.parametrize("sizes", [("20KB", "5GB"), ("5GB", "20KB"), ("20KB", "40KB")])
+def test_weights_of_an_earlier_push_go_in_the_same_commit(sizes: tuple[str, str], hub: Hub, tmp_path: Path) -> None:
+    for number, size in enumerate(sizes):
+        model = write_checkpoint(tmp_path / str(number))
+        model.push_to_hub("owner/pushed", max_shard_size=size, **RIGHT)
+        (hub.root / "owner/pushed/README.md").write_text("mine")
+    assert len(hub.commits) == 2
+    back = BertForTokenClassification.from_pretrained("owner/pushed", cache_dir=tmp_path / "own")
+    assert same_weights(back, model)
+    model.save_pretrained(tmp_path / "expected", max_shard_size=sizes[1])
+    expected = {path.name for path in (tmp_path / "expected").iterdir()}
+    assert {path.name for path in (hub.root / "owner/pushed").iterdir()} == expected | {"README.md"}
+
+
+def test_a_push_to_a_branch_or_as_a_pull_request(hub: Hub, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "local")
+    model.push_to_hub("owner/pushed", revision="trial", commit_message="Try it", **RIGHT)
+    url = model.push_to_hub("owner/pushed", create_pr=True, **RIGHT)
+    assert url.endswith("/owner/pushed/discussions/1")
+    assert [(c["summary"], c["branch"], c["pull request"]) for c in hub.commits] == [
+        ("Try it", "trial", False),
+        ("Upload BertForTokenClassification", "main", True),
+    ]
+
+
+def test_a_refused_push_says_so_in_one_line(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_checkpoint(tmp_path / "local")
+    with pytest.raises(CheckpointError, match=r"^owner/pushed: refused by the Hub.*401.*write access") as caught:
+        model.push_to_hub("owner/pushed", **{"token": "hf_wrong"})
+    assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(CheckpointError, match=r'^a/b/c: expected the name of a model on the Hub, such as "owner/name"'):
+        model.push_to_hub("a/b/c", **RIGHT)
+    with pytest.raises(minibert.MinibertError, match="max_shard_size"):
+        model.push_to_hub("owner/pushed", max_shard_size="0GB", **RIGHT)
+    assert hub.commits == []
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between its tries
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(CheckpointError, match=r"^owner/pushed: could not be uploaded"):
+        model.push_to_hub("owner/pushed", **RIGHT)

@@ -24,6 +24,7 @@ from minibert.writing import file_in, replacing
 logger = logging.getLogger("minibert")
 
 INDEX = SAFETENSORS + INDEX_SUFFIX
+WEIGHT_PATTERNS = (SAFETENSORS, INDEX, "model-?????-of-?????.safetensors")  # what a checkpoint of ours can have
 SHARD = re.compile(r"model(-[0-9a-f]{8})?-\d{5}-of-\d{5}\.safetensors")
 TOKENIZER_FILES = (
     "tokenizer.json",

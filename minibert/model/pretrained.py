@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 import torch
@@ -13,10 +15,10 @@ from torch import Tensor, nn
 
 from minibert.checkpoint.files import WeightFiles
 from minibert.checkpoint.loading import LoadingReport, load_weights, resolve_dtype
-from minibert.checkpoint.saving import save_checkpoint
+from minibert.checkpoint.saving import WEIGHT_PATTERNS, save_checkpoint
 from minibert.config import BertConfig
 from minibert.errors import MinibertError
-from minibert.hub import Source
+from minibert.hub import Source, upload
 from minibert.model.activations import XIELU
 from minibert.model.attention import MultiHeadAttention
 from minibert.model.outputs import ModelOutput
@@ -253,6 +255,49 @@ class BertPreTrainedModel(nn.Module):
         save_checkpoint(
             self, config, directory, tied=self.tied_names(), source=self.source, max_shard_size=max_shard_size
         )
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        commit_message: str | None = None,
+        create_pr: bool = False,
+        max_shard_size: int | str = "5GB",
+    ) -> str:
+        """Uploads what `save_pretrained` writes to a model on the Hugging Face Hub, in one commit.
+
+        Weights of an earlier upload that the new ones supersede are deleted in that commit; other files stay.
+
+        Args:
+            repo_id: "owner/name", or "name" for the account of the token; made if there is none.
+            private: whether a repository that is made is private; default as the account has it.
+            token: default the one that `hf auth login` stored.
+            revision: the branch to commit to, made if there is none; default the main branch.
+            commit_message: default "Upload" and the model's class.
+            create_pr: propose the commit as a pull request instead.
+            max_shard_size: as in `save_pretrained`.
+
+        Returns:
+            The address of the commit, or of the pull request.
+
+        Raises:
+            CheckpointError: the Hub refuses, or cannot be reached.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, max_shard_size)
+            return upload(
+                Path(folder),
+                repo_id,
+                private=private,
+                token=token,
+                revision=revision,
+                commit_message=commit_message or f"Upload {type(self).__name__}",
+                create_pr=create_pr,
+                superseded=list(WEIGHT_PATTERNS),
+            )
 
 
 def _init_module(module: nn.Module, config: BertConfig) -> None:
