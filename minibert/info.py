@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from minibert.checkpoint.files import WeightFiles
-from minibert.checkpoint.loading import compare
+from minibert.checkpoint.loading import compare, few, is_finite
 from minibert.checkpoint.names import head_of
 from minibert.config import BertConfig
 from minibert.errors import CheckpointError, ConfigError
@@ -56,9 +56,7 @@ def describe(name_or_path: str | os.PathLike[str], **where: Any) -> Iterator[str
         f"{config.max_position_embeddings} positions, {config.vocab_size:,} words, "
         f"{config.type_vocab_size} token types",
     )
-    names = list(config.id2label.values())
-    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    yield _line("labels", f"{config.num_labels}: {shown}")
+    yield _line("labels", f"{config.num_labels}: {few(list(config.id2label.values()), 8)}")
     warnings: list[str] = []
     with files:
         paths = sorted({tensor.path for tensor in files.tensors.values()})
@@ -71,9 +69,9 @@ def describe(name_or_path: str | os.PathLike[str], **where: Any) -> Iterator[str
         for model_class in MODELS:
             title = "tasks" if model_class is MODELS[0] else ""
             yield _line(title, f"{model_class.__name__}: {_task(model_class, config, files)}")
-        broken = [name for name, tensor in files.tensors.items() if not bool(tensor.read().float().sum().isfinite())]
+        broken = [name for name, tensor in files.tensors.items() if not is_finite(tensor.read())]
     if broken:
-        warnings.append(f"NaN or infinite numbers in {', '.join(broken[:3])}" + (", ..." if len(broken) > 3 else ""))
+        warnings.append(f"NaN or infinite numbers in {few(broken)}")
     for warning in warnings:
         yield _line("warning", warning)
 

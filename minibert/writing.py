@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -58,11 +60,21 @@ def replacing(folder: Path, superseded: Callable[[], Collection[str]] = frozense
 
 
 def file_in(folder: Path, name: str) -> Path | None:
-    """The file of that name in a folder that `replacing` may have been stopped in; None if there is none."""
+    """The file of that name in a folder that `replacing` may have been stopped in; None if there is none.
+
+    Raises:
+        OSError: the folder cannot be read, or the name is a link that leads nowhere or around.
+    """
     committed = folder / COMMITTED
     if (committed / f"{name}{REMOVED}").exists():
         return None
-    return next((path for path in (committed / name, folder / name) if path.is_file()), None)
+    path = next((path for path in (committed / name, folder / name) if os.path.lexists(path)), None)
+    if path is None:
+        return None
+    try:
+        return path if stat.S_ISREG(path.stat().st_mode) else None
+    except FileNotFoundError:  # as when a folder of the Hub's cache is copied without what its links lead to
+        raise FileNotFoundError(errno.ENOENT, "a link to a file that is not there", str(path)) from None
 
 
 @contextmanager

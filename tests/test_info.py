@@ -60,7 +60,7 @@ def test_a_pretraining_checkpoint_is_described(tmp_path: Path) -> None:
         f"{name}: complete" for name in ("BertForMaskedLM", "BertForPreTraining", "BertForNextSentencePrediction")
     ]
     assert len(lines["weights"]) > 3
-    assert lines["labels"] == ["18: " + ", ".join(f"LABEL_{index}" for index in range(8)) + ", ..."]
+    assert lines["labels"] == ["18: " + ", ".join(f"LABEL_{index}" for index in range(8)) + ", and 10 more"]
 
 
 def test_an_encoder_that_is_not_whole_serves_no_task(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -85,6 +86,7 @@ class WeightFiles:
     def _add_safetensors(self, path: Path) -> None:
         try:
             file = self._open_files.enter_context(safe_open(path, framework="pt", device="cpu"))
+            _refuse_duplicates(path)
             for name in file.keys():  # noqa: SIM118  # not a dict
                 part = file.get_slice(name)
                 read = _reader(file, name)
@@ -143,6 +145,20 @@ class WeightFiles:
         self.tensors[name] = tensor
 
 
+def _refuse_duplicates(path: Path) -> None:
+    """The library takes the last of several entries of one name; it has checked the header's length by now."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise CheckpointError(f"{path}: incomplete or corrupt, {twice} is in its header twice; download it again")
+
+    with path.open("rb") as file:
+        header = file.read(int.from_bytes(file.read(8), "little"))
+    json.loads(header, object_pairs_hook=unique)
+
+
 def _reader(file: Any, name: str) -> Callable[[], Tensor]:
     return lambda: file.get_tensor(name)
 
@@ -166,11 +182,16 @@ def _no_weights(source: Source) -> str:
     message = f"{source}: no {SAFETENSORS} or {PICKLE}: {source.absence}"
     if not source.is_local:
         return message
-    found = sorted(entry.name for entry in source.folder.iterdir())
+    try:
+        found = sorted(entry.name for entry in source.folder.iterdir())
+    except OSError as error:
+        return f"{source}: cannot be read ({error.strerror})"
     for name, framework in FOREIGN.items():
         if name in found:
             return (
                 f"{source}/{name}: {framework} weights are not read; convert them with transformers "
                 f"(save_pretrained writes {SAFETENSORS})"
             )
+    if "adapter_config.json" in found:
+        return f"{message}; there is an adapter only: load it with PEFT onto its base model, merge, and save that"
     return f"{message}; found {', '.join(found[:20])}"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from minibert.checkpoint.files import SAFETENSORS_DTYPES, WeightFiles
-from minibert.checkpoint.names import OTHER_HEADS, POSITION_IDS, head_of, model_name, wrapper_of
+from minibert.checkpoint.names import ADAPTER, CRF, OTHER_HEADS, POSITION_IDS, has_base, head_of, model_name, wrapper_of
 from minibert.errors import CheckpointError
 
 logger = logging.getLogger("minibert")
@@ -28,6 +28,7 @@ class LoadingReport(dict[str, Any]):
 
     loaded: int = 0  # parameters and buffers taken from the file
     conversions: Mapping[str, int]  # how many went from which dtype to which
+    not_finite: list[str]  # the file's names of tensors that hold NaN or infinite numbers
 
     def __str__(self) -> str:
         lines = [f"loaded {self.loaded} tensors"]
@@ -37,10 +38,10 @@ class LoadingReport(dict[str, Any]):
             ("initialised, of another size in the file", self["mismatched_keys"]),
             ("left out, for other heads", self["unexpected_keys"]),
             ("renamed", [f"{old} to {new}" for old, new in self["renamed_keys"].items()]),
+            ("NaN or infinite", self.not_finite),
         ):
             if names:
-                more = ", ..." if len(names) > 4 else ""
-                lines.append(f"{title} ({len(names)}): {', '.join(names[:4])}{more}")
+                lines.append(f"{title} ({len(names)}): {few(names)}")
         return "\n".join(lines)
 
 
@@ -111,15 +112,25 @@ def load_weights(
         raise _does_not_fit(files.path, type(model).__name__, found.problems)
     if found.wrapper:
         logger.warning("%s: every name begins with %s, which is left off", files.path, found.wrapper)
+    if any(CRF.match(name.removeprefix(found.wrapper)) for name in found.unexpected):
+        logger.warning("%s: the CRF is left out; labels are those of the logits under it", files.path)
     fresh = set(found.fresh)
     state = {name: torch.empty(found.shapes[name], dtype=dtype, device=device) for name in fresh}
     conversions: Counter[str] = Counter()
+    not_finite: list[str] = []
     for name, source in found.sources.items():
         if name not in fresh:
             stored = files.tensors[source]
             if stored.float_dtype != dtype:
                 conversions[f"{stored.dtype} to {str(dtype).removeprefix('torch.')}"] += 1
-            state[name] = stored.read().to(device, dtype)
+            tensor = stored.read().to(dtype)
+            if not is_finite(tensor):
+                not_finite.append(f"{source} (in {dtype})" if is_finite(stored.read()) else source)
+            state[name] = tensor.to(device)
+    if not_finite:
+        logger.warning(
+            "%s: NaN or infinite numbers in %s: results will be no numbers either", files.path, few(not_finite)
+        )
     model.load_state_dict(state, strict=False, assign=True)
     report = LoadingReport(
         missing_keys=found.missing,
@@ -127,19 +138,32 @@ def load_weights(
         mismatched_keys=found.mismatched,
         renamed_keys={source: name for name, source in found.sources.items() if source != name},
     )
-    report.loaded, report.conversions = len(state) - len(fresh), conversions
+    report.loaded, report.conversions, report.not_finite = len(state) - len(fresh), conversions, not_finite
     return report, found.fresh
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether there is no NaN and no infinity in a tensor; one pass over it, without a copy, in nearly all cases."""
+    return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())  # a sum can overflow
+
+
+def few(names: Sequence[str], most: int = 4) -> str:
+    """The first names of a list, for a line of text."""
+    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
 
 
 def _does_not_fit(path: Path, model_name: str, problems: Mapping[str, list[str]]) -> CheckpointError:
     lines = [f"{path} does not fit {model_name}:"]
     for kind, names in problems.items():
         if names:
-            more = f", and {len(names) - 12} more" if len(names) > 12 else ""
-            lines.append(f"  - {kind} ({len(names)}): {', '.join(names[:12])}{more}")
+            lines.append(f"  - {kind} ({len(names)}): {few(names, 12)}")
     if problems["of another shape"]:
         lines.append(
             "  Correct the config (num_labels for a classifier), or start the head anew: ignore_mismatched_sizes=True"
+        )
+    if any(ADAPTER.search(name) for name in problems["unexpected"]):
+        lines.append(
+            "  There is an adapter in it; merge it into the weights (with PEFT: merge_and_unload) and save those"
         )
     return CheckpointError("\n".join(lines))
 
@@ -176,11 +200,12 @@ def _match(
     files: WeightFiles, wrapper: str, expected: Mapping[str, Any], tied: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Model name to file name for what the model has, and file name to model name for what is left over."""
+    with_base = has_base(expected)
     sources: dict[str, str] = {}
     aliases: dict[str, str] = {}
     unexpected: dict[str, str] = {}
     for source in files.tensors:
-        name = model_name(source.removeprefix(wrapper), expected)
+        name = model_name(source.removeprefix(wrapper), has_base=with_base)
         if POSITION_IDS.search(name):
             continue
         if name in tied:

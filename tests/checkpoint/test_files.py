@@ -7,6 +7,8 @@ import os
 import pickle
 import shutil
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -306,6 +308,11 @@ BAD_FILES = {
     "data nobody names": (with_header(one("[0,4]"), b"\0" * 400), "not fully covered"),
     "negative shape": (with_header(one("[0,4]", "[-1]"), b"\0" * 4), "JSON"),
     "shape beyond 64 bits": (with_header(one("[0,4]", "[99999999999999999999]"), b"\0" * 4), "JSON"),
+    "one name twice": (with_header(one("[0,4]")[:-1] + b"," + one("[0,4]")[1:], b"\0" * 4), "a is in its header twice"),
+    "overlapping data": (
+        with_header(one("[0,8]", "[2]")[:-1] + b"," + one("[4,12]", "[2]")[1:].replace(b'"a"', b'"b"'), b"\0" * 12),
+        "offset",
+    ),
     "shape and bytes differ": (with_header(one("[0,4]", "[2]"), b"\0" * 4), "shape"),
 }
 
@@ -323,6 +330,43 @@ def test_a_bad_file_is_told_what_it_is_in_under_a_second(kind: str, tmp_path: Pa
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_bad_file_takes_no_more_memory_than_its_own_size(tmp_path: Path, state: State) -> None:
+    assert state
+    code = """
+import re, sys
+from pathlib import Path
+from checkpoint.test_files import BAD_FILES
+from minibert import BertForTokenClassification, CheckpointError
+
+folder, kind = Path(sys.argv[1]), sys.argv[2]
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+content = BAD_FILES[kind][0]
+path = folder / "model.safetensors"
+def attempt():
+    path.write_bytes(content)
+    try:
+        BertForTokenClassification.from_pretrained(folder)
+    except CheckpointError:
+        pass
+
+small, content = content, b"1234567"
+attempt()  # what any load needs
+content = small
+del small
+before = peak()
+attempt()
+print(peak() - before - path.stat().st_size)
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    for kind in ("header of 100 MB", "header beyond the file", "data beyond the file", "shape and bytes differ"):
+        command = [sys.executable, "-c", code, str(tmp_path), kind]
+        grown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        assert int(grown) < 2_000_000, kind
+
+
 @pytest.mark.parametrize("name", ["tf_model.h5", "flax_model.msgpack", "model.ckpt.index"])
 def test_other_frameworks_are_recognised_and_refused_with_advice(name: str, tmp_path: Path, state: State) -> None:
     assert state
@@ -334,8 +378,41 @@ def test_other_frameworks_are_recognised_and_refused_with_advice(name: str, tmp_
 def test_a_symlink_loop_is_named(tmp_path: Path, state: State) -> None:
     assert state
     (tmp_path / "model.safetensors").symlink_to("model.safetensors")
-    with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read \(.*symbolic links"):
         load(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").symlink_to("../../blobs/0123")  # a Hub cache's folder, copied without the rest
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors: cannot be read \(a link to a file that is not there"
+    ):
+        load(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are POSIX's")
+@pytest.mark.parametrize("mode", [0o000, 0o111, 0o444])
+def test_an_unreadable_directory_or_file_is_named(mode: int, tmp_path: Path, state: State) -> None:
+    as_safetensors(tmp_path, state)
+    (tmp_path / "model.safetensors").chmod(0o644)
+    for path in (tmp_path, tmp_path / "config.json", tmp_path / "model.safetensors"):
+        before = path.stat().st_mode
+        if path.is_file() and mode == 0o444:
+            continue  # a file that can be read
+        path.chmod(mode)
+        as_root = os.geteuid() == 0
+        try:
+            if as_root:
+                for parent in list(tmp_path.parents)[:2]:
+                    parent.chmod(0o755)
+                os.seteuid(65534)  # root may read everything
+            if mode == 0o111 and path == tmp_path:
+                load(tmp_path)  # files whose names are known can be read; only a list of them cannot
+            else:
+                with pytest.raises(minibert.MinibertError, match=r"cannot be read \(Permission denied\)"):
+                    load(tmp_path)
+        finally:
+            if as_root:
+                os.seteuid(0)
+            path.chmod(before)
 
 
 def test_tensors_without_dimensions_or_elements_are_no_trouble(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_missing_unexpected_and_misshaped_come_in_one_error(tmp_path: Path) -> N
     def spoil(state: dict[str, Tensor]) -> dict[str, Tensor]:
         del state["bert.embeddings.token_type_embeddings.weight"]
         state["classifier.weight"] = torch.zeros(9, 20)
-        return state | {"crf.transitions": torch.zeros(3, 3)}
+        return state | {"lstm.weight_ih_l0": torch.zeros(3, 3)}
 
     write(tmp_path, change=spoil)
     with pytest.raises(CheckpointError) as caught:
@@ -214,7 +214,7 @@ def test_missing_unexpected_and_misshaped_come_in_one_error(tmp_path: Path) -> N
     text = str(caught.value)
     assert str(tmp_path / "model.safetensors") in text
     assert "missing (1): bert.embeddings.token_type_embeddings.weight" in text
-    assert "unexpected (1): crf.transitions" in text
+    assert "unexpected (1): lstm.weight_ih_l0" in text
     assert "of another shape (1): classifier.weight ([9, 20] in the file, [18, 20] in the model)" in text
 
 
@@ -224,6 +224,56 @@ def test_a_foreign_prefix_is_never_a_random_encoder(tmp_path: Path) -> None:
         load(tmp_path)
     assert "foo.bar.bert." in str(caught.value)  # a sample of what is in the file
     assert "missing (53): bert.embeddings.word_embeddings.weight" in str(caught.value)  # and of what was expected
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_none_are_warned_of(value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    name = "bert.encoder.layer.1.output.dense.weight"
+
+    def diverged(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        state[name][3, 4] = value
+        return state
+
+    write(tmp_path / "bad", change=diverged)
+    _, report = load(tmp_path / "bad", output_loading_info=True)
+    assert report.not_finite == [name]
+    assert f"NaN or infinite (1): {name}" in str(report)
+    (warning,) = caplog.messages
+    assert f"model.safetensors: NaN or infinite numbers in {name}" in warning
+    caplog.clear()
+    write(tmp_path / "large", change=lambda state: state | {"classifier.bias": torch.full((18,), 3e38)})
+    load(tmp_path / "large")
+    assert caplog.messages == []  # the sum of finite numbers need not be finite
+    load(tmp_path / "large", dtype="float16")
+    assert "NaN or infinite numbers in classifier.bias (in torch.float16)" in caplog.messages[-1]
+
+
+def test_a_crf_on_top_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    crf = {"crf.transitions": torch.ones(18, 18), "crf.start_transitions": torch.ones(18)}
+    write(tmp_path, change=lambda state: state | crf)
+    _, report = load(tmp_path, output_loading_info=True)
+    assert set(report["unexpected_keys"]) == crf.keys()
+    assert [m.split(": ", 1)[1] for m in caplog.messages] == [
+        "the CRF is left out; labels are those of the logits under it"
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bert.encoder.layer.0.attention.self.query.lora_A.weight",
+        "bert.encoder.layer.0.output.adapters.ner.adapter_down.0.weight",
+        "base_model.model.bert.encoder.layer.0.attention.self.query.base_layer.weight",
+    ],
+)
+def test_an_adapter_is_refused_with_advice(name: str, tmp_path: Path) -> None:
+    write(tmp_path, change=lambda state: state | {name: torch.zeros(1)})
+    with pytest.raises(CheckpointError, match=r"There is an adapter in it; merge it into the weights"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="there is an adapter only: load it with PEFT onto its base model"):
+        load(tmp_path)
 
 
 def test_the_report_prints_as_a_summary(tmp_path: Path) -> None:

@@ -6,9 +6,6 @@ import pytest
 
 from minibert.checkpoint.names import OTHER_HEADS, POSITION_IDS, head_of, model_name
 
-WITH_PREFIX = {"bert.embeddings.LayerNorm.weight", "classifier.weight"}
-WITHOUT = {"embeddings.LayerNorm.weight"}
-
 
 @pytest.mark.parametrize(
     ("file_name", "with_prefix", "without"),
@@ -23,13 +20,15 @@ WITHOUT = {"embeddings.LayerNorm.weight"}
         ("bert.pooler.dense.bias", "bert.pooler.dense.bias", "pooler.dense.bias"),
         ("cls.predictions.transform.LayerNorm.gamma", *["cls.predictions.transform.LayerNorm.weight"] * 2),
         ("classifier.weight", "classifier.weight", "classifier.weight"),
+        ("MyLayerNorm.gamma", *["MyLayerNorm.gamma"] * 2),
+        ("LayerNorm.gamma", *["LayerNorm.weight"] * 2),
         ("encoder.gamma", "bert.encoder.gamma", "encoder.gamma"),
         ("foo.bert.encoder.x", "foo.bert.encoder.x", "foo.bert.encoder.x"),
     ],
 )
 def test_model_name(file_name: str, with_prefix: str, without: str) -> None:
-    assert model_name(file_name, WITH_PREFIX) == with_prefix
-    assert model_name(file_name, WITHOUT) == without
+    assert model_name(file_name, has_base=True) == with_prefix
+    assert model_name(file_name, has_base=False) == without
 
 
 @pytest.mark.parametrize(
@@ -54,10 +53,12 @@ def test_only_known_heads_may_be_left_out() -> None:
         "qa_outputs.bias",
         "bert.pooler.dense.bias",
         "pooler.dense.bias",
+        "crf.transitions",
     ):
         assert OTHER_HEADS.match(name)
     for name in (
-        "crf.transitions",
+        "my.crf.transitions",
+        "lstm.weight_ih_l0",
         "bert.encoder.layer.12.output.dense.bias",
         "my.classifier.weight",
         "classifiers.weight",
