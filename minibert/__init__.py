@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from minibert.model.heads import BertForQuestionAnswering as BertForQuestionAnswering
     from minibert.model.heads import BertForSequenceClassification as BertForSequenceClassification
     from minibert.model.heads import BertForTokenClassification as BertForTokenClassification
+    from minibert.predict import TokenClassifier as TokenClassifier
+    from minibert.text.decoding import Entity as Entity
 
 _MODULES = {
     "config": ("BertConfig",),
@@ -41,6 +43,8 @@ _MODULES = {
         "BertForSequenceClassification",
         "BertForTokenClassification",
     ),
+    "predict": ("TokenClassifier",),
+    "text.decoding": ("Entity",),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
 from minibert import __version__
-from minibert.errors import DataError, MinibertError
+from minibert.errors import MinibertError
 
 
 class _Commands(click.Group):
@@ -29,33 +30,114 @@ def main() -> None:
     """A BERT encoder for Hugging Face checkpoints."""
 
 
-@main.command(no_args_is_help=True, short_help="Label every token of a text.")
-@click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
-@click.option("--model", "name_or_path", required=True, metavar="MODEL", help="A directory, or a name on the Hub.")
-@click.option("--allow-untrained-head", is_flag=True, help="Accept a checkpoint without a head; labels are random.")
-@click.option("--num-labels", type=int, help="Number of labels of an untrained head.")
-def predict(texts: tuple[str, ...], name_or_path: str, allow_untrained_head: bool, num_labels: int | None) -> None:
-    """Print the label and score of every token of each TEXT ("-": every line of standard input).
+def _classifier_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of commands that run a model over text."""
+    for option in reversed(
+        [
+            click.option("--aggregation-strategy", type=click.Choice(["first", "average", "max", "simple", "none"])),
+            click.option("--decoder", type=click.Choice(["argmax", "viterbi"]), help="viterbi: legal tags only."),
+            click.option("--scheme", type=click.Choice(["auto", "BIO", "BIOES", "BMES", "BILOU", "IO"])),
+            click.option("--split-mode", type=click.Choice(["text", "characters"]), help="Default: as in training."),
+            click.option("--lower-case", is_flag=True, help="Lower-case the text for the model."),
+            click.option("--stride", type=int, help="Tokens that two windows of a long text share."),
+            click.option("--max-tokens-per-batch", type=int, help="Cells that go through the model at once."),
+            click.option("--threads", type=int, help="CPU threads."),
+            click.option("--device", help="cpu, cuda, cuda:1, ...; default a GPU if there is one."),
+            click.option("--allow-untrained-head", is_flag=True, help="Accept a checkpoint without a trained head."),
+        ]
+    ):
+        command = option(command)
+    return command
 
-    One token a line, with its label and score after tabs; an empty line after each text.
-    """
+
+def _load_classifier(name_or_path: str, options: dict[str, Any]) -> Any:
     from minibert.predict import TokenClassifier
 
-    options = {} if num_labels is None else {"num_labels": num_labels}
-    classifier = TokenClassifier.from_pretrained(name_or_path, allow_untrained_head=allow_untrained_head, **options)
-    for text in texts:
-        for line in _input_lines() if text == "-" else (text,):
-            for token in classifier.label_tokens([line])[0]:
-                click.echo(f"{token.text}\t{token.label}\t{token.score:.4f}")
-            click.echo()
+    classifier = TokenClassifier.from_pretrained(
+        name_or_path, **{name: value for name, value in options.items() if value is not None}
+    )
+    if sys.stderr.isatty():
+        click.echo(repr(classifier), err=True)
+    return classifier
 
 
-def _input_lines() -> Iterator[str]:
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield line.decode("utf-8").rstrip("\n")
-        except UnicodeDecodeError as error:
-            raise DataError(f"standard input, line {number}: not UTF-8 at byte {error.start}") from None
+@main.command(no_args_is_help=True, short_help="Find the entities of texts.")
+@click.argument("texts", nargs=-1, metavar="[TEXT | -]...")
+@click.option("--file", "-f", "files", multiple=True, type=click.Path(path_type=Path), help="Tag each line of a file.")
+@click.option("--whole-files", is_flag=True, help="Take each file, or standard input, as one text.")
+@click.option("--model", "name_or_path", required=True, metavar="MODEL", help="A directory, or a name on the Hub.")
+@click.option(
+    "--format",
+    "format_",
+    default="entities",
+    show_default=True,
+    type=click.Choice(["entities", "jsonl", "conll", "html"]),
+)
+@_classifier_options
+def predict(
+    texts: tuple[str, ...],
+    files: tuple[Path, ...],
+    whole_files: bool,
+    name_or_path: str,
+    format_: str,
+    **options: Any,
+) -> None:
+    """Find the entities of each TEXT ("-": every line of standard input) and of every line of each file.
+
+    Results are written as they come. A line that is not UTF-8 is reported and marked, the rest goes on, and the exit
+    status is 1 at the end.
+    """
+    if not texts and not files:
+        raise click.UsageError("expected a TEXT, - for standard input, or --file")
+    from minibert import tagging
+
+    classifier = _load_classifier(name_or_path, options)
+    broken: list[str] = []
+
+    def report(message: str) -> None:
+        broken.append(message)
+        click.echo(f"Warning: {message}", err=True)
+
+    def lines() -> Iterator[tagging.Line]:
+        for text in texts:
+            if text == "-":
+                yield from tagging.read_lines(sys.stdin.buffer, "standard input", report, whole=whole_files)
+            else:
+                yield tagging.Line(text)
+        yield from tagging.read_files(files, report, whole=whole_files)
+
+    typed = "-" in texts and sys.stdin.isatty()
+    results = tagging.tagged(classifier, lines(), at_once=typed)
+    scheme, colour = classifier.labels.scheme, sys.stdout.isatty()
+    size = sum(path.stat().st_size for path in files if path.is_file())
+    with click.progressbar(length=size, file=sys.stderr, hidden=not (files and sys.stderr.isatty())) as progress:
+        for line, output in tagging.rendered(results, format_, scheme, colour=colour):
+            tagging.write_whole_lines(output)
+            progress.update(line.size if line is not None else 0)
+    if broken:
+        raise click.ClickException(f"{len(broken)} of the lines were not UTF-8; they are marked in the output")
+
+
+@main.command(no_args_is_help=True, short_help="Score a model on labelled text.")
+@click.argument("name_or_path", metavar="MODEL")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--format", "format_", default="auto", show_default=True, type=click.Choice(["auto", "conll", "jsonl"]))
+@click.option("--html", "page", type=click.Path(path_type=Path), metavar="PAGE", help="Write a page of the errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object.")
+@_classifier_options
+def evaluate(name_or_path: str, path: Path, format_: str, page: Path | None, as_json: bool, **options: Any) -> None:
+    """Score MODEL on a FILE of token and tag columns (CoNLL) or of JSON lines, and print what it confuses."""
+    from minibert import evaluate as evaluation
+    from minibert.train.data import read_examples
+
+    examples = read_examples(path, format_)
+    classifier = _load_classifier(name_or_path, options)
+    with click.progressbar(length=len(examples), file=sys.stderr, hidden=not sys.stderr.isatty()) as progress:
+        result = evaluation.evaluate(classifier, examples, progress=progress.update)
+    for line in [result.to_json()] if as_json else result.lines():
+        click.echo(line)
+    if page is not None:
+        result.write_page(page, f"{path.name}: errors of {name_or_path}")
 
 
 @main.command(no_args_is_help=True, short_help="Compare a checkpoint's numbers with transformers'.")

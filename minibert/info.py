@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
 from minibert.checkpoint.files import WeightFiles
 from minibert.checkpoint.loading import compare, few, is_finite
@@ -19,7 +17,7 @@ from minibert.hub import Source
 from minibert.model import heads
 from minibert.model.encoder import BertModel
 from minibert.model.pretrained import BertPreTrainedModel
-from minibert.text.tokenizer import load_tokenizer
+from minibert.text.tokenizer import cannot_spell_capitals, load_tokenizer, lower_cases
 
 MODELS: tuple[type[BertPreTrainedModel], ...] = (
     BertModel,
@@ -103,23 +101,15 @@ def _tokenizer_lines(source: Source, config: BertConfig, warnings: list[str]) ->
         warnings.append(str(error))
         return
     vocabulary = tokenizer.get_vocab()
-    lowers = _lower_cases(tokenizer)
+    lowers = lower_cases(tokenizer)
     yield _line("tokenizer", f"{len(vocabulary):,} tokens, {'lower-cases' if lowers else 'keeps capitals'}")
     if max(vocabulary.values()) >= config.vocab_size:
         warnings.append(
             f"the tokenizer's largest id {max(vocabulary.values())} is beyond the {config.vocab_size} rows of the word "
             "embeddings: tokenizer and checkpoint do not match"
         )
-    words = (token for token in vocabulary if token[:1] not in "[<")
-    if not lowers and not any("A" <= character <= "Z" for word in words for character in word):
+    if cannot_spell_capitals(tokenizer):
         warnings.append(
             "the tokenizer keeps capitals but its vocabulary has none: words with capital Latin letters become [UNK]; "
             "lower-case such text first"
         )
-
-
-def _lower_cases(tokenizer: Tokenizer) -> bool:
-    """Whether any step of the normaliser lower-cases."""
-    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
-    steps = normalizer.get("normalizers", [normalizer])
-    return any(step.get("lowercase") or step.get("type") == "Lowercase" for step in steps)

@@ -1,0 +1,133 @@
+"""Probabilities of tokens to labels of words, and these to entities. T tokens, W words, K labels, B sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from minibert.text.alignment import Tokens
+from minibert.text.labels import OUTSIDE, Floats, Ints, LabelSet
+
+STRATEGIES = ("none", "simple", "first", "average", "max")
+DECODERS = ("argmax", "viterbi")
+
+
+@dataclass(frozen=True)
+class Entity:
+    """An entity: its type, its place `text[start:end]` in the caller's string, that text, and how sure the model is.
+
+    The score is the mean, over the entity's tokens or words, of the probability of the label each was given.
+    """
+
+    label: str
+    start: int
+    end: int
+    text: str
+    score: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        return asdict(self)
+
+
+def word_probabilities(probabilities: Floats, tokens: Tokens, strategy: str) -> Floats:
+    """(W, K): one distribution a word that has tokens, from (T, K).
+
+    first: its first token's; average: the mean of all; max: that of the token which is surest of its label.
+    """
+    starts = np.flatnonzero(tokens.begins_word)
+    if strategy == "first" or len(starts) == len(tokens):
+        return probabilities[starts]
+    counts = np.diff(starts, append=len(tokens))
+    if strategy == "average":
+        sums: Floats = np.add.reduceat(probabilities, starts, axis=0)
+        averages: Floats = (sums / counts[:, None]).astype(np.float32)
+        return averages
+    surest = probabilities.max(axis=1)
+    is_best = surest == np.repeat(np.maximum.reduceat(surest, starts), counts)
+    best = np.flatnonzero(is_best)
+    word_of_best = np.repeat(np.arange(len(starts)), counts)[best]
+    return probabilities[best[np.flatnonzero(np.diff(word_of_best, prepend=-1))]]
+
+
+def most_likely(probabilities: Floats) -> Ints:
+    """(W,): each word's most likely label, whatever stands beside it."""
+    labels: Ints = probabilities.argmax(axis=1)
+    return labels
+
+
+def best_paths(sequences: Sequence[Floats], labels: LabelSet) -> list[Ints]:
+    """The likeliest label sequence (W,) among those the scheme allows, for each sequence of probabilities (W, K).
+
+    The Viterbi algorithm (Forney, "The Viterbi algorithm", 1973), one step for all sequences at a time.
+    """
+    order = sorted(range(len(sequences)), key=lambda row: -len(sequences[row]))
+    lengths = np.array([len(sequences[row]) for row in order], dtype=np.int64)
+    results: list[Ints] = [np.zeros(0, dtype=np.int64)] * len(sequences)
+    if not len(lengths) or not lengths[0]:
+        return results
+    illegal = np.float32(-1e9)  # finite, so that there is a path even where none is legal
+    step_cost = np.where(labels.legal_transitions(), np.float32(0), illegal)
+    scores = np.zeros((lengths[0], len(order), len(labels.names)), dtype=np.float32)
+    for row, place in enumerate(order):
+        with np.errstate(divide="ignore"):
+            scores[: lengths[row], row] = np.maximum(np.log(sequences[place]), np.float32(-1e4))
+    came_from = np.zeros(scores.shape, dtype=np.int16)
+    best = scores[0] + np.where(labels.legal_start(), np.float32(0), illegal)
+    final = best.copy()
+    for step in range(1, lengths[0]):
+        active = int(np.searchsorted(-lengths, -step, side="left"))  # sequences longer than `step`
+        options = best[:active, :, None] + step_cost
+        came_from[step, :active] = options.argmax(axis=1)
+        best = options.max(axis=1) + scores[step, :active]
+        final[:active] = best
+    last = (final + np.where(labels.legal_end(), np.float32(0), illegal)).argmax(axis=1)
+    for row, place in enumerate(order):
+        path = np.zeros(lengths[row], dtype=np.int64)
+        label = int(last[row])
+        previous = came_from[: lengths[row], row]
+        for step in range(lengths[row] - 1, -1, -1):
+            path[step] = label
+            label = int(previous[step, label])
+        results[place] = path
+    return results
+
+
+def entities_of(
+    text: str,
+    tokens: Tokens,
+    chosen: Ints,
+    probabilities: Floats,
+    labels: LabelSet,
+    *,
+    by_word: bool,
+    mode: str,
+) -> list[Entity]:
+    """Entities from the chosen label of each word (or token) and the distributions (W, K) it was chosen from."""
+    if not len(chosen):
+        return []
+    first = np.flatnonzero(tokens.begins_word) if by_word else np.arange(len(tokens))
+    last = np.append(first[1:], len(tokens)) - 1
+    starts, ends = labels.runs(chosen, mode)
+    if not len(starts):
+        return []
+    scores = probabilities[np.arange(len(chosen)), chosen].astype(np.float64)
+    totals = np.append(0.0, np.cumsum(scores))
+    means = (totals[ends] - totals[starts]) / (ends - starts)
+    places = zip(tokens.starts[first[starts]].tolist(), tokens.ends[last[ends - 1]].tolist(), strict=True)
+    return [
+        Entity(labels.types[label], start, end, text[start:end], min(max(mean, 0.0), 1.0))
+        for label, (start, end), mean in zip(chosen[starts].tolist(), places, means.tolist(), strict=True)
+    ]
+
+
+def entries_of(text: str, tokens: Tokens, chosen: Ints, probabilities: Floats, labels: LabelSet) -> list[Entity]:
+    """One entry a token that is not outside, with its full label."""
+    return [
+        Entity(labels.names[label], start, end, text[start:end], float(probabilities[place, label]))
+        for place in np.flatnonzero(labels.roles[chosen] != OUTSIDE).tolist()
+        for label, start, end in [(int(chosen[place]), int(tokens.starts[place]), int(tokens.ends[place]))]
+    ]

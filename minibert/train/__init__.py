@@ -1,0 +1,1 @@
+"""Labelled data, metrics and (later) training."""
