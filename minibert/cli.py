@@ -40,6 +40,7 @@ def _classifier_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--split-mode", type=click.Choice(["text", "characters"]), help="Default: as in training."),
             click.option("--lower-case", is_flag=True, help="Lower-case the text for the model."),
             click.option("--stride", type=int, help="Tokens that two windows of a long text share."),
+            click.option("--no-windows", "allow_windows", flag_value=False, default=None, help="Refuse long texts."),
             click.option("--max-tokens-per-batch", type=int, help="Cells that go through the model at once."),
             click.option("--threads", type=int, help="CPU threads."),
             click.option("--device", help="cpu, cuda, cuda:1, ...; default a GPU if there is one."),

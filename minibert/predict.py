@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from minibert.config import SOURCE_OPTIONS
-from minibert.errors import CheckpointError, MinibertError
+from minibert.errors import CheckpointError, DataError, MinibertError
 from minibert.hub import Source
 from minibert.model.heads import BertForTokenClassification
 from minibert.text.alignment import (
@@ -41,6 +41,7 @@ from minibert.text.windows import sentence_starts, stitched, windows
 logger = logging.getLogger("minibert")
 
 STRIDE = 64  # tokens that two windows of a long text share, so that each is read with context on both sides
+SMALL_BATCH = 256  # cells, up to which one more call of the model costs more than padding
 READ_AHEAD = 8  # batches of text that are read before they are sorted by length
 OTHER_CLASSIFIERS = {"BertForSequenceClassification", "BertForMultipleChoice"}  # their heads have the same name
 
@@ -61,6 +62,7 @@ class TokenClassifier:
             the scheme allows).
         scheme: as for `text.labels.LabelSet`.
         stride: tokens that two windows share; default 64, or a quarter of a short window.
+        allow_windows: if False, a text longer than the model is an error instead.
         max_tokens_per_batch: cells, padding included, that go through the model at once.
         split_mode: "text" or "characters"; default what the model was trained with (`split_mode` in its config),
             else "text".
@@ -81,6 +83,7 @@ class TokenClassifier:
         decoder: str = "argmax",
         scheme: str = "auto",
         stride: int | None = None,
+        allow_windows: bool = True,
         max_tokens_per_batch: int = 4096,
         split_mode: str | None = None,
     ) -> None:
@@ -106,6 +109,7 @@ class TokenClassifier:
             raise CheckpointError(f"max_position_embeddings {self._window_size + 2} leaves no room for text")
         self.stride = min(STRIDE, self._window_size // 4) if stride is None else stride
         windows(self._window_size, self.stride, np.ones(1, dtype=bool), np.ones(1, dtype=bool))  # refuses a bad stride
+        self.allow_windows = allow_windows
         self._lock = threading.Lock()
 
     @classmethod
@@ -122,6 +126,7 @@ class TokenClassifier:
         decoder: str = "argmax",
         scheme: str = "auto",
         stride: int | None = None,
+        allow_windows: bool = True,
         max_tokens_per_batch: int = 4096,
         split_mode: str | None = None,
         **options: Any,
@@ -175,6 +180,7 @@ class TokenClassifier:
             decoder=decoder,
             scheme=scheme,
             stride=stride,
+            allow_windows=allow_windows,
             max_tokens_per_batch=max_tokens_per_batch,
             split_mode=split_mode,
         )
@@ -197,7 +203,8 @@ class TokenClassifier:
 
         Raises:
             TypeError: a text is not a string.
-            DataError: a text holds half of a surrogate pair, which is no character.
+            DataError: a text holds half of a surrogate pair, which is no character; or it is longer than the model
+                and windows are not allowed.
         """
         if isinstance(texts, str):
             return next(self.stream([texts]))
@@ -299,6 +306,11 @@ class TokenClassifier:
         """Each token's distribution over the labels, (T, K) float32 for each text."""
         places: list[list[tuple[int, int]]] = []
         for number, of in enumerate(tokens):
+            if len(of) > self._window_size and not self.allow_windows:
+                raise DataError(
+                    f"a text of {len(of):,} tokens is longer than the {self._window_size} that the model reads at once "
+                    "(max_position_embeddings); shorten it, or allow windows"
+                )
             sentences = np.zeros(len(of), dtype=bool)
             if texts is not None and len(of) > self._window_size:
                 sentences = sentence_starts(texts[number], of.starts)
@@ -318,14 +330,20 @@ class TokenClassifier:
         ]
 
     def _batches(self, work: list[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-        """Pieces, longest first, as many at a time as `max_tokens_per_batch` cells hold."""
+        """Pieces, longest first, as many at a time as `max_tokens_per_batch` cells hold with little padding."""
         batch: list[tuple[int, int, int]] = []
+        width = real = 0
         for piece in work:
-            longest = batch[0][2] - batch[0][1] if batch else 0
-            if batch and (longest + 2) * (len(batch) + 1) > self.max_tokens_per_batch:
+            length = piece[2] - piece[1] + 2
+            cells = width * (len(batch) + 1)
+            wasteful = cells > SMALL_BATCH and cells > 1.3 * (real + length)
+            if batch and (cells > self.max_tokens_per_batch or wasteful):
                 yield batch
-                batch = []
+                batch, real = [], 0
+            if not batch:
+                width = length
             batch.append(piece)
+            real += length
         if batch:
             yield batch
 

@@ -12,6 +12,8 @@ import torch
 from minibert import BertConfig, BertForTokenClassification
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "bert-base-chinese-18.json"
+TYPES = ("PER", "LOC", "ORG", "GPE", "TIME", "TITLE", "WORK", "PRODUCT")
+LABELS = ("O", *(f"{prefix}-{label}" for label in TYPES for prefix in "BI"), "[PAD]")  # 18
 LATIN = string.ascii_lowercase + string.digits
 
 
@@ -21,6 +23,7 @@ def main(directory: str) -> None:
     vocabulary = [*special, *han, *"，。！？：；、（）《》", *LATIN, *(f"##{character}" for character in LATIN)]
     config = BertConfig.from_pretrained(CONFIG).replace(
         vocab_size=len(vocabulary),
+        id2label=dict(enumerate(LABELS)),
         hidden_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,

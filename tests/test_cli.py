@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
-from minibert import __version__
+from minibert import TokenClassifier, __version__
 from minibert.cli import main
+from minibert.train.data import read_examples
 from tagger import write_checkpoint
 
 
@@ -25,27 +30,178 @@ def directory(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_predict_prints_token_label_and_score(directory: str) -> None:
+def expected(directory: str, *texts: str) -> list[list[dict[str, Any]]]:
+    classifier = TokenClassifier.from_pretrained(directory)
+    return [[entity.to_dict() for entity in entities] for entities in classifier(texts)]
+
+
+def rounded(found: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """A batch changes the last digits of the scores."""
+    return [[entity | {"score": round(entity["score"], 4)} for entity in entities] for entities in found]
+
+
+def objects(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.split("\n")[:-1]]
+
+
+def test_predict_prints_entities_in_columns(directory: str) -> None:
     result = invoke("predict", "--model", directory, "我住在北京", "Q 张三")
     assert result.exit_code == 0
     assert result.stderr == ""
-    blocks = [block.splitlines() for block in result.stdout.strip().split("\n\n")]
-    rows = [[line.split("\t") for line in block] for block in blocks]
-    assert [[row[0] for row in block] for block in rows] == [list("我住在北京"), list("Q张三")]
-    assert all(row[1].startswith("LABEL_") and 0 < float(row[2]) <= 1 for block in rows for row in block)
+    rows = [line.split() for line in result.stdout.splitlines()]
+    found = expected(directory, "我住在北京", "Q 张三")
+    assert rows[0] == ["我住在北京"]
+    assert rows[1] == [
+        found[0][0]["text"],
+        found[0][0]["label"],
+        f"{found[0][0]['start']}-{found[0][0]['end']}",
+        f"{found[0][0]['score']:.3f}",
+    ]
+    assert len(rows) == 2 + sum(map(len, found))
+    assert "\x1b" not in result.stdout
 
 
-def test_predict_reads_lines_from_standard_input(directory: str) -> None:
-    from_input = invoke("predict", "--model", directory, "-", input="我住在北京\n\n张三")
-    as_arguments = invoke("predict", "--model", directory, "我住在北京", "", "张三")
-    assert from_input.exit_code == as_arguments.exit_code == 0
-    assert from_input.stdout == as_arguments.stdout
+def test_predict_reads_arguments_standard_input_and_files_in_order(directory: str, tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_bytes("\ufeff北京好\r\n\r\n  上海".encode())
+    arguments = [
+        "predict",
+        "--model",
+        directory,
+        "--format",
+        "jsonl",
+        "张三",
+        "-",
+        "--file",
+        str(path),
+        "-f",
+        str(path),
+    ]
+    result = invoke(*arguments, input="我住在北京\n\n张三 李四\n")
+    texts = ["张三", "我住在北京", "", "张三 李四", *["北京好", "", "  上海"] * 2]
+    assert [line["text"] for line in objects(result.stdout)] == texts
+    assert rounded([line["entities"] for line in objects(result.stdout)]) == rounded(expected(directory, *texts))
+    assert [(line["file"], line["line"]) for line in objects(result.stdout)[1:]] == [
+        *[("standard input", number) for number in (1, 2, 3)],
+        *[(str(path), number) for number in (1, 2, 3)] * 2,
+    ]
+    assert "张三" in result.stdout  # not escaped
 
 
-def test_predict_answers_a_text_longer_than_the_model(directory: str) -> None:
-    result = invoke("predict", "--model", directory, "好" * 2000)
+def test_a_whole_file_as_one_text(directory: str, tmp_path: Path) -> None:
+    content = "北京好\r\n上海\n" * 100
+    (tmp_path / "a.txt").write_bytes(content.encode())
+    result = invoke(
+        "predict", "--model", directory, "--format", "jsonl", "--whole-files", "-f", str(tmp_path / "a.txt")
+    )
+    (line,) = objects(result.stdout)
+    assert line["text"] == content  # CRLF and all, so that offsets are right
+    assert all(content[e["start"] : e["end"]] == e["text"] for e in line["entities"])
+
+
+def test_bytes_that_are_no_text_are_reported_and_the_rest_goes_on(directory: str, tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_bytes("北京\n上".encode() + b"\xff\xe4\xb8" + "海\n张三\n".encode())
+    result = invoke("predict", "--model", directory, "--format", "jsonl", "-f", str(path))
+    assert result.exit_code == 1
+    warning, error = result.stderr.splitlines()
+    assert warning == f"Warning: {path}, line 2: not UTF-8 at byte 3 of the line, 10 of the file"
+    assert error == "Error: 1 of the lines were not UTF-8; they are marked in the output"
+    lines = objects(result.stdout)
+    assert [line["text"] for line in lines] == ["北京", "上\ufffd\ufffd海", "张三"]
+    assert [line.get("invalid_utf8_at") for line in lines] == [None, 3, None]
+    for name, mark in (("conll", "# not UTF-8 at byte 3"), ("html", "not UTF-8 at byte 3"), ("entities", "(not UTF-8")):
+        assert mark in invoke("predict", "--model", directory, "--format", name, "-f", str(path)).stdout
+
+
+def test_conll_can_be_read_again(directory: str, tmp_path: Path) -> None:
+    texts = ["我住在 北京", "2024年iphone16张三"]
+    result = invoke("predict", "--model", directory, "--format", "conll", *texts)
+    (tmp_path / "out.conll").write_text(result.stdout, encoding="utf-8")
+    examples = read_examples(tmp_path / "out.conll")
+    assert [example.text for example in examples] == texts
+    found = [[(e["label"], e["start"], e["end"]) for e in entities] for entities in expected(directory, *texts)]
+    assert [list(example.entities) for example in examples] == found
+
+
+def test_html_is_one_page(directory: str) -> None:
+    result = invoke("predict", "--model", directory, "--format", "html", "我住在北京", "<b>")
+    assert result.stdout.startswith("<!DOCTYPE html>")
+    assert result.stdout.endswith("</html>\n")
+    assert "&lt;" in result.stdout
+    assert result.stdout.count("<p>") == 3  # two texts and the legend
+
+
+def test_an_interrupted_run_leaves_whole_lines(directory: str, tmp_path: Path) -> None:
+    path = tmp_path / "many.txt"
+    path.write_text("我住在北京医院，张三喜欢上海。\n" * 200_000, encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "minibert.cli",
+        "predict",
+        "--model",
+        directory,
+        "--format",
+        "jsonl",
+        "-f",
+        str(path),
+    ]
+    for number in (signal.SIGINT, signal.SIGKILL):
+        with (
+            (tmp_path / "out").open("wb") as out,
+            subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE) as process,
+        ):
+            deadline = time.monotonic() + 60
+            while (tmp_path / "out").stat().st_size < 20_000 and time.monotonic() < deadline:
+                time.sleep(0.02)  # results are there long before the end
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=60)
+        content = (tmp_path / "out").read_bytes()
+        assert len(content) >= 20_000
+        assert content.endswith(b"\n")
+        assert all(json.loads(line)["text"] for line in content.splitlines())
+        assert process.returncode != 0
+        assert b"Traceback" not in stderr
+
+
+def test_a_reader_that_goes_away_is_no_error_of_ours(directory: str, tmp_path: Path) -> None:
+    path = tmp_path / "many.txt"
+    path.write_text("我住在北京\n" * 20_000, encoding="utf-8")
+    command = f"{sys.executable} -m minibert.cli predict --model {directory} --format jsonl -f {path} | head -n 1"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=False, timeout=60)
+    assert done.stdout.count(b"\n") == 1
+    assert done.stderr == b""
+
+
+def test_predict_takes_the_classifiers_options(directory: str) -> None:
+    arguments = ["predict", "--model", directory, "--format", "jsonl", "iphone16上海"]
+    none = invoke(*arguments, "--aggregation-strategy", "none", "--threads", str(torch.get_num_threads()))
+    assert all(e["label"][1] == "-" for e in objects(none.stdout)[0]["entities"])
+    options = ["--decoder", "viterbi", "--scheme", "BIO", "--split-mode", "characters", "--stride", "5", "--lower-case"]
+    options += ["--max-tokens-per-batch", "100", "--device", "cpu"]
+    assert invoke(*arguments, *options).exit_code == 0
+
+
+def test_long_texts_can_be_refused(directory: str) -> None:
+    assert invoke("predict", "--model", directory, "好" * 100).exit_code == 0
+    refused = invoke("predict", "--model", directory, "--no-windows", "好" * 100)
+    assert refused.exit_code == 1
+    assert "a text of 100 tokens is longer than the 62" in refused.stderr
+
+
+def test_evaluate_prints_a_table_an_object_and_a_page(directory: str, tmp_path: Path) -> None:
+    path = tmp_path / "gold.txt"
+    path.write_text("张\tB-PER\n三\tI-PER\n\n北\tB-LOC\n京\tI-LOC\n", encoding="utf-8")
+    result = invoke("evaluate", directory, str(path), "--html", str(tmp_path / "page.html"))
     assert result.exit_code == 0
-    assert len(result.stdout.split()) == 3 * 2000
+    assert result.stdout.startswith("2 examples, scheme BIO, token accuracy ")
+    assert "<mark" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert json.loads(invoke("evaluate", directory, str(path), "--json").stdout)["examples"] == 2
+    path.write_text("张\tB-FOO\n", encoding="utf-8")
+    refused = invoke("evaluate", directory, str(path))
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith(f"Error: {path}, line 1: type 'FOO': the model knows BOOK")
 
 
 def test_parity_prints_a_line_for_each_layer_and_exits_by_the_tolerance(directory: str) -> None:
@@ -66,8 +222,9 @@ def test_parity_prints_a_line_for_each_layer_and_exits_by_the_tolerance(director
         (["predict", "--model", "/nowhere", "x"], 1, "/nowhere: no such directory"),
         (["parity", "/nowhere"], 1, "/nowhere: no such directory"),
         (["predict", "x"], 2, "Missing option '--model'"),
-        (["predict", "--model", "/nowhere"], 2, "Missing argument 'TEXT...'"),
-        (["predict", "--model", "/nowhere", "--num-labels", "many", "x"], 2, "'many' is not a valid integer"),
+        (["predict", "--model", "/nowhere"], 2, "expected a TEXT, - for standard input, or --file"),
+        (["predict", "--model", "/nowhere", "--stride", "many", "x"], 2, "'many' is not a valid integer"),
+        (["evaluate", "/nowhere", "/no/such/file"], 1, "/no/such/file: cannot be read"),
         (["no-such-command"], 2, "No such command"),
     ],
 )
@@ -81,19 +238,24 @@ def test_known_errors_are_one_line_and_no_traceback(arguments: list[str], status
 
 
 def test_an_error_of_many_lines_is_told_in_one(directory: str) -> None:
-    result = invoke("predict", "--model", directory, "--num-labels", "5", "x")
+    config = Path(directory, "config.json")
+    config.write_text(
+        config.read_text(encoding="utf-8").replace('"hidden_size": 32', '"hidden_size": 36'), encoding="utf-8"
+    )
+    result = invoke("predict", "--model", directory, "x")
     assert result.exit_code == 1
     assert len(result.stderr.splitlines()) == 1
-    assert "classifier.weight ([18, 32] in the file, [5, 32] in the model)" in result.stderr
+    assert "bert.embeddings.LayerNorm.weight ([32] in the file, [36] in the model)" in result.stderr
 
 
-def test_bytes_that_are_no_text_are_an_error_with_their_place(directory: str) -> None:
-    command = [sys.executable, "-m", "minibert.cli", "predict", "--model", directory]
-    piped = subprocess.run([*command, "-"], input="好\n北".encode() + b"\xff\n", capture_output=True, check=False)
-    assert piped.returncode == 1
-    assert piped.stderr == b"Error: standard input, line 2: not UTF-8 at byte 3\n"
-    assert piped.stdout.startswith("好\t".encode())
-    argument = subprocess.run([*command, b"\xff"], capture_output=True, check=False)
+def test_a_missing_file_and_an_argument_that_is_no_text(directory: str) -> None:
+    missing = invoke("predict", "--model", directory, "-f", "/no/such/file")
+    assert (missing.exit_code, missing.stderr) == (
+        1,
+        "Error: /no/such/file: cannot be read (No such file or directory)\n",
+    )
+    command = [sys.executable, "-m", "minibert.cli", "predict", "--model", directory, b"\xff"]
+    argument = subprocess.run(command, capture_output=True, check=False)
     assert argument.returncode == 1
     assert b"surrogate pair" in argument.stderr
     assert b"Traceback" not in argument.stderr

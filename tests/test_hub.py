@@ -246,7 +246,7 @@ def test_the_second_time_nothing_is_sent_and_offline_nothing_is_asked(
         BertForTokenClassification.from_pretrained("owner/tagger", local_files_only=True, **options), model
     )
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert len(TokenClassifier.from_pretrained("owner/tagger", **options).label_tokens(["张三"])[0]) == 2
+    assert len(TokenClassifier.from_pretrained("owner/tagger", **options).tag_characters(["张三"])[0]) == 2
     assert hub.requests == []
 
 
@@ -289,7 +289,7 @@ def test_revision_and_subfolder(hub: Hub, tmp_path: Path) -> None:
     local = BertForTokenClassification.from_pretrained(hub.root / "owner/many", subfolder="a/b")
     assert same_weights(local, model)
     assert BertConfig.from_pretrained("owner/many", num_labels=3, **options).num_labels == 3
-    assert len(TokenClassifier.from_pretrained("owner/many", **options).label_tokens(["张三"])[0]) == 2
+    assert len(TokenClassifier.from_pretrained("owner/many", **options).tag_characters(["张三"])[0]) == 2
     with pytest.raises(CheckpointError, match="owner/many: the model on the Hub has no revision 'v9'"):
         BertForTokenClassification.from_pretrained("owner/many", revision="v9", **options)
 

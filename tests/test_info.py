@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from minibert import BertConfig, BertForPreTraining, CheckpointError
 from minibert.info import describe
-from tagger import VOCABULARY, write_checkpoint
+from tagger import LABELS, VOCABULARY, write_checkpoint
 
 
 def told(directory: Path) -> dict[str, list[str]]:
@@ -60,7 +60,7 @@ def test_a_pretraining_checkpoint_is_described(tmp_path: Path) -> None:
         f"{name}: complete" for name in ("BertForMaskedLM", "BertForPreTraining", "BertForNextSentencePrediction")
     ]
     assert len(lines["weights"]) > 3
-    assert lines["labels"] == ["18: " + ", ".join(f"LABEL_{index}" for index in range(8)) + ", and 10 more"]
+    assert lines["labels"] == [f"18: {', '.join(LABELS[:8])}, and 10 more"]
 
 
 def test_an_encoder_that_is_not_whole_serves_no_task(tmp_path: Path) -> None:

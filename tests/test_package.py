@@ -15,7 +15,10 @@ import minibert
 
 ROOT = Path(minibert.__file__).parent
 # Each part may import those after it, and its own.
-ORDER = ("cli", "info", "parity", "predict", "text", "model", "checkpoint", "config", "hub", "writing", "errors")
+ORDER = (
+    "cli", "evaluate", "tagging", "info", "parity", "formats", "predict", "train", "text", "model", "checkpoint",
+    "config", "hub", "writing", "errors",
+)  # fmt: skip
 
 
 MODULES = "import sys; print(*(name.split('.')[0] for name in sys.modules))"

@@ -6,6 +6,7 @@ Offsets are code points of the caller's own string, ends exclusive. T tokens, W 
 from __future__ import annotations
 
 import itertools
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -62,7 +63,10 @@ def tokenize(tokenizer: Tokenizer, texts: Sequence[str], split_mode: str = "text
     parts = [[(0, text)] if whole else list(_parts(text, han=han)) for text in texts]
     flat = [part for _, part in (pair for pairs in parts for pair in pairs)]
     encodings = iter(tokenizer.encode_batch(flat, add_special_tokens=False))
-    return [_joined([(start, next(encodings)) for start, _ in pairs]) for pairs in parts]
+    joined = [_joined([(start, next(encodings)) for start, _ in pairs]) for pairs in parts]
+    for text, tokens in zip(texts, joined, strict=True):
+        _take_in_marks(text, tokens)
+    return joined
 
 
 def tokenize_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[Tokens]:
@@ -84,6 +88,18 @@ def refuse_surrogates(text: str) -> None:
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         shown = text if len(text) <= 60 else f"{text[:60]}..."
         raise DataError(f"expected Unicode text, got half of a surrogate pair in {shown!r}")
+
+
+def _take_in_marks(text: str, tokens: Tokens) -> None:
+    """Ends a token behind the accents that were stripped from it, so that no entity cuts a letter from its accent."""
+    if text.isascii():
+        return
+    following = np.append(tokens.starts[1:], len(text))
+    for place in np.flatnonzero(tokens.ends < following).tolist():
+        end, limit = int(tokens.ends[place]), int(following[place])
+        while end < limit and unicodedata.category(text[end]) in ("Mn", "Me"):
+            end += 1
+        tokens.ends[place] = end
 
 
 def _of_characters(tokenizer: Tokenizer, text: str) -> Tokens:

@@ -94,6 +94,13 @@ def test_rare_characters_keep_their_place(lower: Tokenizer) -> None:  # Z10
     assert spans_from_labels(tokens, BIO.encode(["B-P", "I-P", "I-P"]), BIO) == [("P", 0, 3)]
 
 
+def test_an_accent_stays_with_its_letter(tokenizers: dict[tuple[Any, ...], Tokenizer]) -> None:
+    text = "cafe\u0301\u0302 上\ufe0f海"
+    assert places(tokenizers[True, True, True], text)[-3:] == [(3, 6), (7, 9), (9, 10)]
+    for tokenizer in tokenizers.values():
+        assert places(tokenizer, text)[-1][1] == len(text)
+
+
 def test_what_has_no_token_or_shares_one_is_reported(lower: Tokenizer) -> None:
     (tokens,) = tokenize(lower, ["上 \u200b 2024"])
     ids, lost = labels_from_spans(tokens, [Span("D", 2, 3), Span("P", 4, 6), Span("D", 6, 8)], BIO)
