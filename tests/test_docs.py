@@ -1,4 +1,4 @@
-"""docs/attention.md: its code blocks run in order, their assertions hold, and break when the code is broken."""
+"""docs/: the code blocks run in order, their assertions hold, and those about attention break with broken code."""
 
 from __future__ import annotations
 
@@ -159,3 +159,17 @@ def test_broken_attention_function_fails_step_7(monkeypatch: pytest.MonkeyPatch,
 def test_broken_method_fails_its_step(monkeypatch: pytest.MonkeyPatch, method: str, fault: Any, step: str) -> None:
     monkeypatch.setattr(MultiHeadAttention, method, fault(getattr(MultiHeadAttention, method)))
     assert_fails_at(step)
+
+
+ENTITIES = Path(__file__).parent.parent / "docs" / "entities.md"
+
+
+def test_the_blocks_about_entities_run_in_order() -> None:
+    text = ENTITIES.read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 8
+    assert sum(block.count("assert ") for block in blocks) >= 15
+    namespace: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, namespace)  # noqa: S102
+    assert namespace["entities"]

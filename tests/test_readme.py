@@ -10,6 +10,7 @@ import torch
 
 import minibert
 from minibert import BertConfig, BertForTokenClassification
+from tagger import write_checkpoint
 
 ROOT = Path(minibert.__file__).parent.parent
 READMES = ("README.md", "README.zh-CN.md")
@@ -30,9 +31,12 @@ def test_the_python_blocks_run(name: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 20, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 33}
     BertForTokenClassification(BertConfig(vocab_size=2000, num_labels=18, **sizes)).save_pretrained(tmp_path)
     code = "\n".join(blocks(name, "python"))
-    assert code.count("path/to/bert-base-chinese") == 1
+    write_checkpoint(tmp_path / "tagger")
     namespace: dict[str, object] = {}
-    exec(code.replace("path/to/bert-base-chinese", str(tmp_path)), namespace)  # noqa: S102
+    for path, real in (("path/to/bert-base-chinese", tmp_path), ("path/to/ner-model", tmp_path / "tagger")):
+        assert code.count(path) == 1
+        code = code.replace(path, str(real))
+    exec(code, namespace)  # noqa: S102
     output, weights = namespace["output"], namespace["weights"]
     assert isinstance(output, torch.Tensor)
     assert isinstance(weights, torch.Tensor)
