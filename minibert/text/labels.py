@@ -46,6 +46,7 @@ SCHEMES = {
     "IO": Scheme(None, "I", None, None),
 }
 PREFIXED = re.compile(r"([BIMESLU])[-_](.+)", re.DOTALL)  # a type may itself hold hyphens
+UNTYPED = re.compile(r"([BIMESLU])()")  # as in word segmentation; seqeval calls the type "_"
 GENERIC = re.compile(r"LABEL_\d+")
 # Labels of cells that hold no text, which some training scripts add. Never predicted, never an entity.
 PADDING = {"[PAD]", "<PAD>", "PAD", "X", "[CLS]", "[SEP]", "[UNK]", "<START>", "<STOP>", "<START_TAG>", "<STOP_TAG>"}
@@ -84,7 +85,8 @@ class LabelSet:
                 "model was trained with as id2label in config.json, or as the argument id2label"
             )
         self.padding: Bools = np.array([name.upper() in PADDING for name in self.names], dtype=bool)
-        prefixed = [None if pad else PREFIXED.fullmatch(name) for name, pad in zip(names, self.padding, strict=True)]
+        pattern = UNTYPED if _are_untyped(self.names) else PREFIXED
+        prefixed = [None if pad else pattern.fullmatch(name) for name, pad in zip(names, self.padding, strict=True)]
         bare = [n for n, pad, match in zip(names, self.padding, prefixed, strict=True) if not pad and match is None]
         letters = {match[1] for match in prefixed if match}
         self.scheme = _find_scheme(letters, len(bare), complete) if scheme == "auto" else scheme
@@ -98,7 +100,7 @@ class LabelSet:
         self.outside = self._find_outside(bare, named=bool(letters))
         role_of = {letter: role for role, letter in enumerate(allowed, BEGIN) if letter is not None}
         self.roles: Ints = np.array([role_of[m[1]] if m else OUTSIDE for m in prefixed], dtype=np.int64)
-        self.types = [match[2] if match else "" for match in prefixed]
+        self.types = [(match[2] or "_") if match else "" for match in prefixed]
         if not letters:  # IO without prefixes
             inside = [name in bare and name != self.outside for name in self.names]
             self.roles = np.where(inside, INSIDE, OUTSIDE)
@@ -109,6 +111,8 @@ class LabelSet:
         same_type = self.type_ids[:, None] == self.type_ids[None, :]
         opened = np.isin(self.roles, (BEGIN, INSIDE))[:, None]
         goes_on = np.isin(self.roles, (INSIDE, END))[None, :]
+        if scheme == "auto" and complete:
+            self._refuse_types_of_another_scheme()
         # continues[i, j]: a tag j right behind a tag i belongs to the same entity.
         self.continues: Bools = same_type & opened & goes_on
 
@@ -125,6 +129,21 @@ class LabelSet:
         raise DataError(
             f"labels: {what}; expected one name for outside, such as O, and all others with a prefix such as B- or I-"
         )
+
+    def _refuse_types_of_another_scheme(self) -> None:
+        """In schemes that mark ends, a type that begins and never ends is from a scheme that marks none."""
+        if SCHEMES[self.scheme].end is None:
+            return
+        of_type: dict[str, set[int]] = {}
+        for name, role in zip(self.types, self.roles.tolist(), strict=True):
+            of_type.setdefault(name, set()).add(role)
+        mixed = [name for name, roles in of_type.items() if roles & {BEGIN, INSIDE} and END not in roles]
+        if mixed:
+            begin, inside, end, _ = SCHEMES[self.scheme]
+            raise DataError(
+                f"labels: {', '.join(mixed)} has {begin}- or {inside}- and no {end}-, as others have: two schemes are "
+                "mixed; correct id2label, or say which scheme it is"
+            )
 
     @property
     def outside_id(self) -> int:
@@ -270,6 +289,12 @@ def _roles_of_span(scheme: Scheme, length: int) -> list[int]:
     if scheme.single is not None and length == 1:
         roles[0] = SINGLE
     return roles
+
+
+def _are_untyped(names: Sequence[str]) -> bool:
+    """Whether these are B, I, O and the like, with no types."""
+    others = [name for name in names if not UNTYPED.fullmatch(name) and name.upper() not in PADDING]
+    return "B" in names and all(name.upper() in USUAL_OUTSIDE for name in others)
 
 
 def _find_scheme(letters: set[str], num_bare: int, complete: bool) -> str:

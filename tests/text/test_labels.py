@@ -92,12 +92,14 @@ def test_the_cases(tags: str, lenient: list[tuple[int, int]], strict: list[tuple
         (["none", "PER", "LOC", "[CLS]"], "IO", "none"),
         (["O", "B_A", "I_A"], "BIO", "O"),
         (["B-A", "I-A"], "BIO", None),
+        (["B", "I", "O"], "BIO", "O"),
+        (["B", "M", "E", "S"], "BMES", None),
     ],
 )
 def test_the_scheme_is_found_from_the_labels(names: list[str], scheme: str, outside: str | None) -> None:
     labels = LabelSet(names)
     assert (labels.scheme, labels.outside) == (scheme, outside)
-    assert {t for t in labels.types if t} <= {"A", "B", "PER", "LOC"}
+    assert {t for t in labels.types if t} <= {"A", "B", "PER", "LOC", "_"}
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,7 @@ def test_the_scheme_is_found_from_the_labels(names: list[str], scheme: str, outs
         (["LABEL_0", "LABEL_1"], "auto", r"still LABEL_0 to LABEL_1.*id2label"),
         (["O", "B-A", "I-A", "M-A"], "auto", "prefixes B, I, M belong to no one scheme"),
         (["O", "B-A", "E-A", "L-A"], "auto", "belong to no one scheme"),
+        (["O", "B-A", "I-A", "E-A", "S-A", "B-B", "I-B"], "auto", "B has B- or I- and no E-.*two schemes"),
         (["O", "N", "B-A"], "auto", "O, N have no prefix; expected one name for outside"),
         (["PER", "LOC"], "auto", None),  # without a name for outside everything is an entity
         (["O", "NONE", "PER"], "auto", "which means outside"),
@@ -119,6 +122,13 @@ def test_labels_that_say_nothing_certain_are_refused(names: list[str], scheme: s
         return
     with pytest.raises(DataError, match=message):
         LabelSet(names, scheme)
+
+
+def test_labels_without_types() -> None:
+    for tags in (["B", "I", "O", "B", "B"], ["B", "E", "S", "O"]):
+        expected = [Span(label, start, end + 1) for label, start, end in get_entities(tags)]
+        assert spans_from_tags(tags) == expected
+        assert expected
 
 
 def test_a_type_may_hold_hyphens() -> None:
