@@ -283,13 +283,12 @@ class TokenClassifier:
 
     def _entities(self, texts: list[str], tokens: list[Tokens], probabilities: list[Floats]) -> Iterator[list[Entity]]:
         by_word = self.aggregation_strategy not in ("none", "simple")
-        mode = "strict" if self.decoder == "viterbi" else "lenient"
         chosen, distributions = self._choose(tokens, probabilities, by_word=by_word)
         for text, of, labels, distribution in zip(texts, tokens, chosen, distributions, strict=True):
             if self.aggregation_strategy == "none":
                 yield entries_of(text, of, labels, distribution, self.labels)
             else:
-                yield entities_of(text, of, labels, distribution, self.labels, by_word=by_word, mode=mode)
+                yield entities_of(text, of, labels, distribution, self.labels, by_word=by_word)
 
     def _choose(
         self, tokens: list[Tokens], probabilities: list[Floats], *, by_word: bool

@@ -69,7 +69,7 @@ def test_the_pipelines_entities_on_2000_lines(directory: Path, data_dir: Path, p
     }
     totals: Counter[str] = Counter()
     for number, line in enumerate(lines):
-        outputs = [pipeline.forward(inputs) for inputs in pipeline.preprocess(line)]
+        outputs = [pipeline.forward(inputs) for inputs in pipeline.preprocess(line, is_split_into_words=False)]
         for strategy in STRATEGIES:  # as when it is called with aggregation_strategy=strategy, the model run once
             theirs = pipeline.postprocess(copy.deepcopy(outputs), aggregation_strategy=AggregationStrategy(strategy))
             found = ours[strategy][number]
@@ -80,7 +80,7 @@ def test_the_pipelines_entities_on_2000_lines(directory: Path, data_dir: Path, p
             totals[strategy] += len(found)
     assert all(totals[strategy] > 50_000 for strategy in STRATEGIES)  # not one difference among them
     assert pipeline(lines[0], aggregation_strategy="first") == pipeline.postprocess(
-        [pipeline.forward(inputs) for inputs in pipeline.preprocess(lines[0])],
+        [pipeline.forward(inputs) for inputs in pipeline.preprocess(lines[0], is_split_into_words=False)],
         aggregation_strategy=AggregationStrategy("first"),
     )
 

@@ -210,6 +210,7 @@ def test_an_endless_stream_is_read_a_little_ahead(classifier: TokenClassifier) -
         nonlocal read
         while True:
             read += 1
+            assert read < 5000  # an endless stream must not be read to its end
             yield "北京" if read % 2 else "好"
 
     stream = classifier.stream(texts())

@@ -104,14 +104,13 @@ def entities_of(
     labels: LabelSet,
     *,
     by_word: bool,
-    mode: str,
 ) -> list[Entity]:
     """Entities from the chosen label of each word (or token) and the distributions (W, K) it was chosen from."""
     if not len(chosen):
         return []
     first = np.flatnonzero(tokens.begins_word) if by_word else np.arange(len(tokens))
     last = np.append(first[1:], len(tokens)) - 1
-    starts, ends = labels.runs(chosen, mode)
+    starts, ends = labels.runs(chosen)
     if not len(starts):
         return []
     scores = probabilities[np.arange(len(chosen)), chosen].astype(np.float64)

@@ -197,7 +197,7 @@ class LabelSet:
 
     def legal_transitions(self) -> Bools:
         """(K, K) bool: whether label j may follow label i."""
-        return (self.continues & ~self.padding) | (self._can_end()[:, None] & self._can_start()[None, :])
+        return self.continues | (self._can_end()[:, None] & self._can_start()[None, :])
 
     # Reading.
 

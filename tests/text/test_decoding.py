@@ -31,7 +31,7 @@ def test_pieces_of_one_word_that_disagree(strategy: str, expected: list[float]) 
     tokens = tokens_of([0, 0])
     word = word_probabilities(PIECES, tokens, strategy)
     assert word == pytest.approx(np.array([expected]))
-    (entity,) = entities_of("ab", tokens, most_likely(word), word, AB, by_word=True, mode="lenient")
+    (entity,) = entities_of("ab", tokens, most_likely(word), word, AB, by_word=True)
     label, score = ("A", 0.6) if strategy == "first" else ("B", max(expected))
     assert (entity.label, entity.start, entity.end, entity.text) == (label, 0, 2, "ab")
     assert entity.score == pytest.approx(score)
@@ -39,7 +39,7 @@ def test_pieces_of_one_word_that_disagree(strategy: str, expected: list[float]) 
 
 def test_tokens_by_themselves_that_disagree() -> None:
     tokens = tokens_of([0, 0])
-    simple = entities_of("ab", tokens, most_likely(PIECES), PIECES, AB, by_word=False, mode="lenient")
+    simple = entities_of("ab", tokens, most_likely(PIECES), PIECES, AB, by_word=False)
     assert [(e.label, e.start, e.end) for e in simple] == [("A", 0, 1), ("B", 1, 2)]
     none = entries_of("ab", tokens, most_likely(PIECES), PIECES, AB)
     assert [(e.label, e.text, round(e.score, 6)) for e in none] == [("I-A", "a", 0.6), ("I-B", "b", 0.9)]
@@ -62,7 +62,7 @@ def test_the_score_is_the_mean_over_words() -> None:
     probabilities = np.array([[0.1, 0.8, 0.1], [0.2, 0.2, 0.6], [0.9, 0.1, 0.0]], dtype=np.float32)
     (entity,) = entities_of(
         "上 海好", Tokens(np.arange(3), np.array([0, 2, 3]), np.array([1, 3, 4]), np.arange(3)),
-        most_likely(probabilities), probabilities, labels, by_word=True, mode="lenient",
+        most_likely(probabilities), probabilities, labels, by_word=True,
     )  # fmt: skip
     assert (entity.label, entity.text) == ("A", "上 海")
     assert entity.score == pytest.approx(0.7)

@@ -82,14 +82,23 @@ def test_windows_that_agree_give_what_they_agree_on() -> None:
         assert np.array_equal(got, expected)
 
 
-def test_an_entity_is_taken_whole_from_the_window_that_sees_it_whole() -> None:
-    places = [(0, 10), (4, 14)]
-    before = [0, 0, 0, 0, 0, 0, 1, 2, 0, 0]  # an entity at 6..8; the other window sees it at 6..9
-    after = [0, 0, 1, 2, 2, 0, 0, 0, 0, 0]
-    got = stitched([distributions(before), distributions(after)], places, every(14), LABELS).argmax(1)
-    assert LABELS.spans(got) in ([("A", 6, 8)], [("A", 6, 9)])
-    # The middle of what they share, 7, lies in the entity in both; so the cut moves to where none passes.
-    assert got.tolist() in ([*before[:9], *after[5:]], [*before[:6], *after[2:]])
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        # What each window sees in the six places they share; the middle is the fourth.
+        ("0BII00", "00BII0", [("A", 6, 9)]),  # two views that overlap: the cut goes where none passes
+        ("00B000", "000I00", [("A", 7, 8)]),  # not one entity of the halves of two
+        ("BIIIII", "BIIIII", [("A", 4, 10)]),  # no place is free; both say the same
+        ("000000", "0BI000", []),  # the window with more around the place sees none there
+        ("000BI0", "000000", []),
+    ],
+)
+def test_an_entity_is_taken_whole_from_one_window(
+    before: str, after: str, expected: list[tuple[str, int, int]]
+) -> None:
+    one, other = (["0BI".index(letter) for letter in text] for text in ("0000" + before, after + "0000"))
+    got = stitched([distributions(one), distributions(other)], [(0, 10), (4, 14)], every(14), LABELS)
+    assert LABELS.spans(got.argmax(1)) == expected
 
 
 def test_the_cut_is_in_the_middle_where_nothing_stands_against_it() -> None:
