@@ -133,7 +133,7 @@ def _found_in(text: str, words: tuple[str, ...]) -> tuple[tuple[int, int], ...] 
             return None
         end = start + len(word)
         places.append((start, end))
-    return tuple(places)
+    return None if text[end:].strip() else tuple(places)
 
 
 # JSON lines.

@@ -43,14 +43,21 @@ def test_characters_with_their_place_in_the_word(tmp_path: Path) -> None:
     assert example.entities == (("ORG.NAM", 0, 2),)
 
 
+def test_a_token_with_a_number_is_not_cut_where_others_have_none(tmp_path: Path) -> None:
+    (example,) = read_examples(write(tmp_path / "a.txt", "在\tO\nG20\tB-ORG\n"))
+    assert example.words == ("在", "G20")
+
+
 def test_universal_ner(tmp_path: Path) -> None:
     content = "# newdoc id = a\n# sent_id = 1\n# text = 我爱New York。\n1\t我\tO\t-\t-\n2\t爱\tO\t-\t-\n"
     content += "3\tNew\tB-LOC\t-\tx\n4\tYork\tI-LOC\t-\t-\n5\t。\tO\t-\t-\n\n# text = other\n1\t北京\tB-LOC\t-\t-\n\n"
-    first, second = read_examples(write(tmp_path / "a.iob2", content))
+    content += "# text = 我 爱\n1\t我\tO\t-\t-\n2\t爱\tO\t-\t-\n\n1\t我\tO\t-\t-\n2\t爱\tO\t-\t-\n"
+    first, second, third, fourth = read_examples(write(tmp_path / "a.iob2", content))
     assert first.text == "我爱New York。"
     assert first.offsets == ((0, 1), (1, 2), (2, 5), (6, 10), (10, 11))
     assert first.entities == (("LOC", 2, 4),)  # among the words
     assert second.text == "北京"  # the comment is of something else
+    assert (third.text, fourth.text) == ("我 爱", "我爱")  # and a comment is of one sentence only
 
 
 def test_words_are_joined_as_their_script_is_written(tmp_path: Path) -> None:
