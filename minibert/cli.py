@@ -111,7 +111,8 @@ def predict(
     results = tagging.tagged(classifier, lines(), at_once=typed)
     scheme, colour = classifier.labels.scheme, sys.stdout.isatty()
     size = sum(path.stat().st_size for path in files if path.is_file())
-    with click.progressbar(length=size, file=sys.stderr, hidden=not (files and sys.stderr.isatty())) as progress:
+    hidden = not (files and sys.stderr.isatty()) or colour  # results on the same terminal show the progress
+    with click.progressbar(length=size, file=sys.stderr, hidden=hidden) as progress:
         for line, output in tagging.rendered(results, format_, scheme, colour=colour):
             tagging.write_whole_lines(output)
             progress.update(line.size if line is not None else 0)
