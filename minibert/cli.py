@@ -35,7 +35,9 @@ def _classifier_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         [
             click.option("--aggregation-strategy", type=click.Choice(["first", "average", "max", "simple", "none"])),
-            click.option("--decoder", type=click.Choice(["argmax", "viterbi"]), help="viterbi: legal tags only."),
+            click.option(
+                "--decoder", type=click.Choice(["argmax", "viterbi", "crf"]), help="viterbi: legal tags only."
+            ),
             click.option("--scheme", type=click.Choice(["auto", "BIO", "BIOES", "BMES", "BILOU", "IO"])),
             click.option("--split-mode", type=click.Choice(["text", "characters"]), help="Default: as in training."),
             click.option("--lower-case", is_flag=True, help="Lower-case the text for the model."),
@@ -118,6 +120,21 @@ def predict(
             progress.update(line.size if line is not None else 0)
     if broken:
         raise click.ClickException(f"{len(broken)} of the lines were not UTF-8; they are marked in the output")
+
+
+@main.command(no_args_is_help=True, short_help="Fine-tune a model by a recipe.")
+@click.argument("recipe", metavar="RECIPE.toml", type=click.Path(path_type=Path))
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Such as training.epochs=5.")
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint of a run that was stopped.")
+def train(recipe: Path, settings: tuple[str, ...], resume: bool) -> None:
+    """Train a token classifier as RECIPE.toml says, and save it with its tokeniser. Needs minibert[train]."""
+    from minibert.train.recipe import Recipe
+
+    read = Recipe.from_file(recipe, settings)  # before anything heavy is loaded
+    from minibert.train.training import train as run
+
+    run(read, resume=resume)
+    click.echo(read.training.output_dir)
 
 
 @main.command(no_args_is_help=True, short_help="Score a model on labelled text.")

@@ -103,7 +103,7 @@ def evaluate(
             total += len(tags)
             if set(gold) != set(got):
                 confusions.update(_confusions(gold, got))
-                errors.append((example, _among_characters(example, gold), _among_characters(example, got)))
+                errors.append((example, example.in_text(gold), example.in_text(got)))
         progress(len(batch))
     ranked = [(gold, got, count) for (gold, got), count in confusions.most_common()]
     scores = {"strict": span_scores(*strict), "lenient": span_scores(*lenient)}
@@ -166,12 +166,6 @@ def _confusions(gold: list[Span], got: list[Span]) -> Iterator[tuple[str, str]]:
     for span in set(got) - set(gold):
         if not any(other.start < span.end and span.start < other.end for other in gold):
             yield "nothing", span.label
-
-
-def _among_characters(example: Example, spans: list[Span]) -> list[Span]:
-    if example.words is None:
-        return spans
-    return [Span(label, example.offsets[start][0], example.offsets[end - 1][1]) for label, start, end in spans]
 
 
 def _entities(text: str, spans: list[Span]) -> list[Entity]:

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from minibert.config import SOURCE_OPTIONS
+from minibert.config import SOURCE_OPTIONS, BertConfig
 from minibert.errors import CheckpointError, DataError, MinibertError
 from minibert.hub import Source
+from minibert.model.crf import BertCrfForTokenClassification
 from minibert.model.heads import BertForTokenClassification
 from minibert.text.alignment import (
     SPLIT_MODES,
@@ -28,10 +29,12 @@ from minibert.text.decoding import (
     DECODERS,
     STRATEGIES,
     Entity,
+    PathScores,
     best_paths,
     entities_of,
     entries_of,
     most_likely,
+    scheme_scores,
     word_probabilities,
 )
 from minibert.text.labels import Floats, Ints, LabelSet
@@ -58,8 +61,9 @@ class TokenClassifier:
         aggregation_strategy: how the tokens of a word agree on a label: "first" (the first token's), "average" (of
             their probabilities), "max" (the surest token's); "simple" takes each token by itself; "none" gives one
             entry a token, with its full label. As in the `transformers` pipeline.
-        decoder: "argmax" (every word's likeliest label, read leniently) or "viterbi" (the likeliest sequence that
-            the scheme allows).
+        decoder: "argmax" (every word's likeliest label, read leniently), "viterbi" (the likeliest sequence that the
+            scheme allows) or "crf" (the best sequence by the model's CRF); default what the model was trained for
+            (`decoder` in its config), else "argmax".
         scheme: as for `text.labels.LabelSet`.
         stride: tokens that two windows share; default 64, or a quarter of a short window.
         allow_windows: if False, a text longer than the model is an error instead.
@@ -80,7 +84,7 @@ class TokenClassifier:
         tokenizer: Tokenizer,
         *,
         aggregation_strategy: str = "first",
-        decoder: str = "argmax",
+        decoder: str | None = None,
         scheme: str = "auto",
         stride: int | None = None,
         allow_windows: bool = True,
@@ -89,9 +93,10 @@ class TokenClassifier:
     ) -> None:
         config = model.config
         self.split_mode = config.extra.get("split_mode", "text") if split_mode is None else split_mode
+        self.decoder = config.extra.get("decoder", "argmax") if decoder is None else decoder
         for name, value, allowed in (
             ("aggregation_strategy", aggregation_strategy, STRATEGIES),
-            ("decoder", decoder, DECODERS),
+            ("decoder", self.decoder, DECODERS),
             ("split_mode", self.split_mode, SPLIT_MODES),
         ):
             if value not in allowed:
@@ -100,7 +105,9 @@ class TokenClassifier:
             raise MinibertError(f"max_tokens_per_batch: expected at least 1, got {max_tokens_per_batch}")
         self.model, self.tokenizer = model, tokenizer
         self.labels = LabelSet([config.id2label[index] for index in range(config.num_labels)], scheme)
-        self.aggregation_strategy, self.decoder = aggregation_strategy, decoder
+        self.aggregation_strategy = aggregation_strategy
+        if self.decoder == "crf" and not isinstance(model, BertCrfForTokenClassification):
+            raise MinibertError("decoder: the model has no CRF; expected argmax or viterbi")
         self.max_tokens_per_batch = max_tokens_per_batch
         frame = _checked_frame(tokenizer, config.vocab_size)
         self._first_id, self._last_id = frame
@@ -123,7 +130,7 @@ class TokenClassifier:
         allow_untrained_head: bool = False,
         lower_case: bool = False,
         aggregation_strategy: str = "first",
-        decoder: str = "argmax",
+        decoder: str | None = None,
         scheme: str = "auto",
         stride: int | None = None,
         allow_windows: bool = True,
@@ -156,7 +163,9 @@ class TokenClassifier:
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         options = {"dtype": torch.float32, **options, "device": chosen, "output_loading_info": True}
         with source.unchanged():
-            model, report = BertForTokenClassification.from_pretrained(name_or_path, **options)
+            wanted = decoder or BertConfig.from_pretrained(source).extra.get("decoder")
+            kind = BertCrfForTokenClassification if wanted == "crf" else BertForTokenClassification
+            model, report = kind.from_pretrained(name_or_path, **options)
             tokenizer = load_tokenizer(source, lower_case=lower_case)
         of_another_task = bool(set(model.config.architectures or ()) & OTHER_CLASSIFIERS)
         if report["missing_keys"] or report["mismatched_keys"] or of_another_task:
@@ -297,9 +306,17 @@ class TokenClassifier:
         strategy = "first" if self.aggregation_strategy in ("none", "simple") else self.aggregation_strategy
         if by_word:
             probabilities = [word_probabilities(p, of, strategy) for p, of in zip(probabilities, tokens, strict=True)]
-        if self.decoder == "viterbi":
-            return best_paths(probabilities, self.labels), probabilities
+        if self.decoder != "argmax":
+            return best_paths(probabilities, self._scores_of_paths()), probabilities
         return [most_likely(distribution) for distribution in probabilities], probabilities
+
+    def _scores_of_paths(self) -> PathScores:
+        if self.decoder == "crf":
+            assert isinstance(self.model, BertCrfForTokenClassification)
+            crf = self.model.crf
+            parts = (crf.start_transitions, crf.transitions, crf.end_transitions)
+            return PathScores(*(part.detach().float().cpu().numpy() for part in parts))
+        return scheme_scores(self.labels)
 
     def _probabilities(self, tokens: list[Tokens], texts: list[str] | None = None) -> list[Floats]:
         """Each token's distribution over the labels, (T, K) float32 for each text."""

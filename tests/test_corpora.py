@@ -14,7 +14,7 @@ import torch
 
 from minibert import BertConfig, BertForTokenClassification, TokenClassifier
 from minibert.text.alignment import labels_from_spans, spans_from_labels, tokenize
-from minibert.text.labels import LabelSet, Span
+from minibert.text.labels import LabelSet
 from minibert.text.tokenizer import load_tokenizer
 from minibert.train.data import read_examples
 from tagger import LABELS, write_checkpoint
@@ -61,10 +61,8 @@ def test_every_gold_entity_is_recovered_or_counted(name: str, data_dir: Path) ->
         for example, tokens in zip(
             examples, tokenize(tokenizer, [example.text for example in examples], split_mode), strict=True
         ):
-            spans = list(example.entities)
-            if example.words is not None:
-                assert [example.text[start:end] for start, end in example.offsets] == list(example.words)
-                spans = [Span(s.label, example.offsets[s.start][0], example.offsets[s.end - 1][1]) for s in spans]
+            assert [example.text[start:end] for start, end in example.offsets] == list(example.words or ())
+            spans = example.in_text(example.entities)
             ids, not_spelled = labels_from_spans(tokens, spans, labels)
             assert set(spans) - set(not_spelled) <= set(spans_from_labels(tokens, ids, labels)), example.place
             lost += len(not_spelled)

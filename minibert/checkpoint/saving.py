@@ -73,6 +73,14 @@ def save_checkpoint(
             write(name, partial(_write_bytes, content))
 
 
+def copy_tokenizer(source: Source, directory: str | os.PathLike[str]) -> None:
+    """Copies the tokeniser's files of a checkpoint into a folder, but for those that are there already."""
+    folder = Path(directory)
+    with replacing(folder) as write:
+        for name, content in _tokenizer_files(source, folder).items():
+            write(name, partial(_write_bytes, content))
+
+
 def _save_file(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path, {"format": "pt"})

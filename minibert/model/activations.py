@@ -35,6 +35,8 @@ class XIELU(nn.Module):
     beta: Tensor
     eps: Tensor
 
+    draws_itself = True  # its initial values are not those of BERT's layers
+
     def __init__(self) -> None:
         super().__init__()
         self.alpha_p = nn.Parameter(torch.empty(1))

@@ -54,14 +54,21 @@ def _widen(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _token_loss(logits: Tensor, labels: Tensor, packing: Packing, num_items: int | Tensor | None) -> Tensor:
-    """The loss of packed logits (T, classes) against labels (B, S); a padded position has no label."""
+def token_labels(labels: Tensor, packing: Packing) -> Tensor:
+    """Labels (B, S), of which a padded position has none.
+
+    Raises:
+        MinibertError: not one for each token.
+    """
     if labels.shape != (packing.batch_size, packing.seq_len):
         wanted = (packing.batch_size, packing.seq_len)
         raise MinibertError(f"labels: expected shape {wanted}, one for each token, got {tuple(labels.shape)}")
-    if packing.padding is not None:
-        labels = labels.masked_fill(packing.padding, IGNORED_LABEL)
-    return classification_loss(logits, packing.pack(labels), num_items)
+    return labels if packing.padding is None else labels.masked_fill(packing.padding, IGNORED_LABEL)
+
+
+def _token_loss(logits: Tensor, labels: Tensor, packing: Packing, num_items: int | Tensor | None) -> Tensor:
+    """The loss of packed logits (T, classes) against labels (B, S)."""
+    return classification_loss(logits, packing.pack(token_labels(labels, packing)), num_items)
 
 
 class BertTaskModel(BertPreTrainedModel):
@@ -113,7 +120,8 @@ class BertTaskModel(BertPreTrainedModel):
         raise NotImplementedError
 
 
-def _head_output(encoded: PackedOutput, loss: Tensor | None, logits: Tensor) -> HeadOutput:
+def head_output(encoded: PackedOutput, loss: Tensor | None, logits: Tensor) -> HeadOutput:
+    """A head's result with what the encoder was asked for."""
     return HeadOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
 
 
@@ -130,7 +138,7 @@ class BertForTokenClassification(BertTaskModel):
     def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
         logits = self.classifier(self.dropout(encoded.tokens))  # (T, num_labels)
         loss = None if labels is None else _token_loss(logits, labels, encoded.packing, num_items)
-        return _head_output(encoded, loss, encoded.packing.unpack(logits))
+        return head_output(encoded, loss, encoded.packing.unpack(logits))
 
 
 class BertPredictionTransform(nn.Module):
@@ -192,7 +200,7 @@ class BertForMaskedLM(BertTaskModel):
     def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
         logits = self.cls.predictions(encoded.tokens)  # (T, V)
         loss = None if labels is None else _token_loss(logits, labels, encoded.packing, num_items)
-        return _head_output(encoded, loss, encoded.packing.unpack(logits))
+        return head_output(encoded, loss, encoded.packing.unpack(logits))
 
 
 class BertForNextSentencePrediction(BertTaskModel):
@@ -207,7 +215,7 @@ class BertForNextSentencePrediction(BertTaskModel):
     def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
         logits = self.cls.seq_relationship(encoded.pooler_output)
         loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items)
-        return _head_output(encoded, loss, logits)
+        return head_output(encoded, loss, logits)
 
 
 class BertForPreTraining(BertTaskModel):
@@ -276,7 +284,7 @@ class BertForSequenceClassification(BertTaskModel):
 
     def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
         logits = self.classifier(self.dropout(encoded.pooler_output))
-        return _head_output(encoded, None if labels is None else self._loss(logits, labels, num_items), logits)
+        return head_output(encoded, None if labels is None else self._loss(logits, labels, num_items), logits)
 
     def _loss(self, logits: Tensor, labels: Tensor, num_items: int | Tensor | None) -> Tensor:
         problem = self.config.problem_type
@@ -323,7 +331,7 @@ class BertForMultipleChoice(BertTaskModel):
     def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
         logits = self.classifier(self.dropout(encoded.pooler_output)).squeeze(-1)
         loss = None if labels is None else classification_loss(logits, labels.flatten(), num_items)
-        return _head_output(encoded, loss, logits)
+        return head_output(encoded, loss, logits)
 
 
 class BertForQuestionAnswering(BertTaskModel):

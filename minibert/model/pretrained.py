@@ -19,7 +19,6 @@ from minibert.checkpoint.saving import WEIGHT_PATTERNS, save_checkpoint
 from minibert.config import BertConfig
 from minibert.errors import MinibertError
 from minibert.hub import Source, upload
-from minibert.model.activations import XIELU
 from minibert.model.attention import MultiHeadAttention
 from minibert.model.outputs import ModelOutput
 
@@ -36,6 +35,7 @@ class BertPreTrainedModel(nn.Module):
 
     base_model_prefix = "bert"  # where a task model keeps its BertModel, as in transformers
     tied_weights: ClassVar[Mapping[str, str]] = {}
+    architecture: ClassVar[str | None] = None  # what config.json calls it, if not by the class's name
     config: BertConfig
 
     def __init__(self, config: BertConfig) -> None:
@@ -251,7 +251,7 @@ class BertPreTrainedModel(nn.Module):
                 end of the process, leaves the checkpoint that was there before whole, or else the new one.
         """
         dtype = str(self.dtype).removeprefix("torch.")
-        config = self.config.replace(architectures=[type(self).__name__], dtype=dtype)
+        config = self.config.replace(architectures=[self.architecture or type(self).__name__], dtype=dtype)
         save_checkpoint(
             self, config, directory, tied=self.tied_names(), source=self.source, max_shard_size=max_shard_size
         )
@@ -309,8 +309,8 @@ def _init_module(module: nn.Module, config: BertConfig) -> None:
             nn.init.ones_(module.weight)
         elif isinstance(module, nn.PReLU):
             nn.init.constant_(module.weight, 0.25)
-        elif isinstance(module, XIELU):
-            module.reset_parameters()
+        elif getattr(module, "draws_itself", False):
+            module.reset_parameters()  # type: ignore[operator]
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             module.weight[module.padding_idx].zero_()
         bias = getattr(module, "bias", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from minibert.text.alignment import Tokens
 from minibert.text.labels import OUTSIDE, Floats, Ints, LabelSet
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
-DECODERS = ("argmax", "viterbi")
+DECODERS = ("argmax", "viterbi", "crf")
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,22 @@ def most_likely(probabilities: Floats) -> Ints:
     return labels
 
 
-def best_paths(sequences: Sequence[Floats], labels: LabelSet) -> list[Ints]:
-    """The likeliest label sequence (W,) among those the scheme allows, for each sequence of probabilities (W, K).
+class PathScores(NamedTuple):
+    """What a path gains or loses by its first label (K,), by label j behind label i (K, K), and by its last (K,)."""
+
+    start: Floats
+    step: Floats
+    end: Floats
+
+
+def scheme_scores(labels: LabelSet) -> PathScores:
+    """0 for what the scheme allows, and for the rest so little that no path takes it if there is another."""
+    legal = (labels.legal_start(), labels.legal_transitions(), labels.legal_end())
+    return PathScores(*(np.where(allowed, np.float32(0), np.float32(-1e9)).astype(np.float32) for allowed in legal))
+
+
+def best_paths(sequences: Sequence[Floats], scores_of: PathScores) -> list[Ints]:
+    """The best label sequence (W,) for each sequence of probabilities (W, K): their logarithms and the path's scores.
 
     The Viterbi algorithm (Forney, "The Viterbi algorithm", 1973), one step for all sequences at a time.
     """
@@ -69,22 +83,20 @@ def best_paths(sequences: Sequence[Floats], labels: LabelSet) -> list[Ints]:
     results: list[Ints] = [np.zeros(0, dtype=np.int64)] * len(sequences)
     if not len(lengths) or not lengths[0]:
         return results
-    illegal = np.float32(-1e9)  # finite, so that there is a path even where none is legal
-    step_cost = np.where(labels.legal_transitions(), np.float32(0), illegal)
-    scores = np.zeros((lengths[0], len(order), len(labels.names)), dtype=np.float32)
+    scores = np.zeros((lengths[0], len(order), len(scores_of.start)), dtype=np.float32)
     for row, place in enumerate(order):
         with np.errstate(divide="ignore"):
             scores[: lengths[row], row] = np.maximum(np.log(sequences[place]), np.float32(-1e4))
     came_from = np.zeros(scores.shape, dtype=np.int16)
-    best = scores[0] + np.where(labels.legal_start(), np.float32(0), illegal)
+    best = scores[0] + scores_of.start
     final = best.copy()
     for step in range(1, lengths[0]):
         active = int(np.searchsorted(-lengths, -step, side="left"))  # sequences longer than `step`
-        options = best[:active, :, None] + step_cost
+        options = best[:active, :, None] + scores_of.step
         came_from[step, :active] = options.argmax(axis=1)
         best = options.max(axis=1) + scores[step, :active]
         final[:active] = best
-    last = (final + np.where(labels.legal_end(), np.float32(0), illegal)).argmax(axis=1)
+    last = (final + scores_of.end).argmax(axis=1)
     for row, place in enumerate(order):
         path = np.zeros(lengths[row], dtype=np.int64)
         label = int(last[row])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,12 @@ class Example:
     tags: tuple[str, ...] | None
     offsets: tuple[tuple[int, int], ...]
     place: str  # file and line
+
+    def in_text(self, spans: Iterable[Span]) -> list[Span]:
+        """Entities such as this example's own, among the characters of the text."""
+        if self.words is None:
+            return list(spans)
+        return [Span(label, self.offsets[start][0], self.offsets[end - 1][1]) for label, start, end in spans]
 
 
 def read_examples(path: str | os.PathLike[str], format: str = "auto", scheme: str = "auto") -> list[Example]:

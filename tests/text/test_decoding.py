@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minibert.text.alignment import Tokens
-from minibert.text.decoding import best_paths, entities_of, entries_of, most_likely, word_probabilities
+from minibert.text.decoding import best_paths, entities_of, entries_of, most_likely, scheme_scores, word_probabilities
 from minibert.text.labels import SCHEMES, LabelSet
 from text.test_labels import names_of
 
@@ -88,7 +88,7 @@ def test_the_best_path_is_the_best_of_all_legal_ones(scheme: str) -> None:
         rng.dirichlet(np.full(len(labels.names), 0.3), length).astype(np.float32) + np.float32(1e-6)
         for length in (1, 3, 0, 2, 4, 4, 3, 1, 2, 4)
     ]
-    paths = best_paths(sequences, labels)
+    paths = best_paths(sequences, scheme_scores(labels))
     illegal = 0
     for path, probabilities in zip(paths, sequences, strict=True):
         if not len(probabilities):
@@ -104,12 +104,12 @@ def test_the_best_path_is_the_best_of_all_legal_ones(scheme: str) -> None:
 def test_certain_probabilities_and_no_sequences() -> None:
     labels = LabelSet(["O", "B-A", "I-A"])
     certain = np.eye(3, dtype=np.float32)[[1, 2, 0]]
-    assert best_paths([certain], labels)[0].tolist() == [1, 2, 0]
-    assert best_paths([np.eye(3, dtype=np.float32)[[2, 2]]], labels)[0].tolist() in (
+    assert best_paths([certain], scheme_scores(labels))[0].tolist() == [1, 2, 0]
+    assert best_paths([np.eye(3, dtype=np.float32)[[2, 2]]], scheme_scores(labels))[0].tolist() in (
         [1, 2],
         [0, 0],
         [1, 1],
         [0, 1],
         [1, 0],
     )
-    assert best_paths([], labels) == []
+    assert best_paths([], scheme_scores(labels)) == []

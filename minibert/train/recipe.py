@@ -1,0 +1,217 @@
+"""A training run in a TOML file: what is read, what is trained, how."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from minibert.errors import ConfigError
+from minibert.text.alignment import SPLIT_MODES
+from minibert.text.labels import SCHEMES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found]
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """Where the model comes from: a checkpoint to fine-tune, or a config to start from scratch."""
+
+    name_or_path: str | None = None
+    config: str | None = None  # a config.json
+    tokenizer: str | None = None  # a directory or Hub name; default that of the checkpoint
+    scheme: str = "BIO"  # of the model's labels, whatever that of the data is
+    labels: list[str] | None = None  # in the order of their ids; default O and the types of the data, sorted
+    decoder: str = "argmax"
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """Labelled files; paths are relative to the recipe."""
+
+    train: str = ""
+    validation: str | None = None
+    test: str | None = None
+    format: str = "auto"
+    scheme: str = "auto"
+    split_mode: str = "text"
+    max_length: int = 512
+
+
+@dataclass(frozen=True)
+class TrainingPart:
+    """How it is trained."""
+
+    output_dir: str = ""
+    epochs: float = 3.0
+    learning_rate: float = 3e-5
+    head_learning_rate: float | None = None
+    layer_decay: float = 1.0
+    weight_decay: float = 0.01
+    warmup_ratio: float = 0.1
+    max_grad_norm: float = 1.0
+    batch_size: int = 32
+    gradient_accumulation_steps: int = 1
+    patience: int | None = None  # evaluations without a better F1 before it stops
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The whole of it.
+
+    Raises:
+        ConfigError: listing every key that is none and every value that cannot be.
+    """
+
+    model: ModelPart = field(default_factory=ModelPart)
+    data: DataPart = field(default_factory=DataPart)
+    training: TrainingPart = field(default_factory=TrainingPart)
+
+    @classmethod
+    def from_file(cls, path: Path, settings: Sequence[str] = ()) -> Recipe:
+        """Reads a TOML file; `settings` such as "training.epochs=5" change it. Paths become absolute."""
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: not a recipe in TOML ({error})") from None
+        for setting in settings:
+            name, equals, value = setting.partition("=")
+            section, dot, key = name.strip().partition(".")
+            if not equals or not dot:
+                raise ConfigError(f"--set {setting}: expected SECTION.KEY=VALUE, such as training.epochs=5")
+            data.setdefault(section, {})[key] = _value(value.strip())
+        return cls.from_dict(data, path.parent.resolve(), str(path))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], folder: Path, source: str = "recipe") -> Recipe:
+        """The same from nested dictionaries."""
+        problems: list[str] = []
+        parts = {}
+        for section in data.keys() - {f.name for f in dataclasses.fields(cls)}:
+            problems.append(f"[{section}]: not a section; expected model, data, training")
+        for f in dataclasses.fields(cls):
+            kind = get_type_hints(cls)[f.name]
+            parts[f.name] = _part(kind, f.name, data.get(f.name, {}), problems)
+        if not problems:
+            recipe = cls(**parts)._absolute(folder)
+            problems = recipe._problems()
+        if problems:
+            raise ConfigError(f"{source}: unusable recipe:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        return recipe
+
+    def to_toml(self) -> str:
+        """The recipe with every value resolved."""
+        lines = []
+        for f in dataclasses.fields(self):
+            lines.append(f"[{f.name}]")
+            part = getattr(self, f.name)
+            for key in dataclasses.fields(part):
+                value = getattr(part, key.name)
+                if value is not None:
+                    lines.append(f"{key.name} = {json.dumps(value, ensure_ascii=False)}")
+            lines.append("")
+        return "\n".join(lines)
+
+    def _absolute(self, folder: Path) -> Recipe:
+        def path(value: str | None, *, only_if_there: bool = False) -> str | None:
+            if not value or (only_if_there and not (folder / value).exists()):
+                return value  # a name on the Hub
+            return str(folder / value)
+
+        model = dataclasses.replace(
+            self.model,
+            name_or_path=path(self.model.name_or_path, only_if_there=True),
+            tokenizer=path(self.model.tokenizer, only_if_there=True),
+            config=path(self.model.config),
+        )
+        data = dataclasses.replace(
+            self.data,
+            train=path(self.data.train) or "",
+            validation=path(self.data.validation),
+            test=path(self.data.test),
+        )
+        training = dataclasses.replace(self.training, output_dir=path(self.training.output_dir) or "")
+        return Recipe(model, data, training)
+
+    def _problems(self) -> list[str]:
+        model, data, training = self.model, self.data, self.training
+        problems = []
+        if (model.name_or_path is None) == (model.config is None):
+            problems.append("model: expected one of name_or_path and config")
+        if model.config is not None and model.tokenizer is None:
+            problems.append("model.tokenizer: a model from scratch needs one")
+        for name, value in (("data.train", data.train), ("training.output_dir", training.output_dir)):
+            if not value:
+                problems.append(f"{name}: missing")
+        for name, value, allowed in (
+            ("model.scheme", model.scheme, tuple(SCHEMES)),
+            ("model.decoder", model.decoder, ("argmax", "viterbi", "crf")),
+            ("data.split_mode", data.split_mode, SPLIT_MODES),
+        ):
+            if value not in allowed:
+                problems.append(f"{name}: expected {', '.join(allowed)}, got {value!r}")
+        for name, number, low, high in (
+            ("data.max_length", data.max_length, 3, 10**6),
+            ("training.epochs", training.epochs, 1e-6, 10**6),
+            ("training.learning_rate", training.learning_rate, 0, 10),
+            ("training.head_learning_rate", training.head_learning_rate or 0, 0, 10),
+            ("training.layer_decay", training.layer_decay, 1e-6, 1),
+            ("training.weight_decay", training.weight_decay, 0, 10),
+            ("training.warmup_ratio", training.warmup_ratio, 0, 1),
+            ("training.max_grad_norm", training.max_grad_norm, 0, 10**6),
+            ("training.batch_size", training.batch_size, 1, 10**6),
+            ("training.gradient_accumulation_steps", training.gradient_accumulation_steps, 1, 10**6),
+            ("training.patience", training.patience or 1, 1, 10**6),
+        ):
+            if not low <= number <= high:
+                problems.append(f"{name}: expected {low} to {high}, got {number}")
+        return problems
+
+
+def _part(kind: type, section: str, given: Any, problems: list[str]) -> Any:
+    if not isinstance(given, dict):
+        problems.append(f"[{section}]: expected a table, got {given!r}")
+        return kind()
+    types = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in types:
+            close = difflib.get_close_matches(key, types, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; expected {', '.join(types)}"
+            problems.append(f"{section}.{key}: no such key{hint}")
+        elif not _fits(value, types[key]):
+            problems.append(f"{section}.{key}: expected {kind.__annotations__[key]}, got {value!r}")
+        else:
+            values[key] = value
+    return kind(**values)
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    options = get_args(annotation) if type(None) in get_args(annotation) else (annotation,)
+    for option in options:
+        if get_origin(option) is list:
+            if isinstance(value, list) and all(isinstance(item, str) for item in value):
+                return True
+        elif option is float:
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return True
+        elif type(value) is option:
+            return True
+    return False
+
+
+def _value(text: str) -> Any:
+    """A value as TOML has it; anything else is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
