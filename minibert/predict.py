@@ -106,8 +106,8 @@ class TokenClassifier:
         self.model, self.tokenizer = model, tokenizer
         self.labels = LabelSet([config.id2label[index] for index in range(config.num_labels)], scheme)
         self.aggregation_strategy = aggregation_strategy
-        if self.decoder == "crf" and not isinstance(model, BertCrfForTokenClassification):
-            raise MinibertError("decoder: the model has no CRF; expected argmax or viterbi")
+        if self.decoder == "crf":
+            crf_scores(model)  # refuses a model without
         self.max_tokens_per_batch = max_tokens_per_batch
         frame = _checked_frame(tokenizer, config.vocab_size)
         self._first_id, self._last_id = frame
@@ -311,12 +311,7 @@ class TokenClassifier:
         return [most_likely(distribution) for distribution in probabilities], probabilities
 
     def _scores_of_paths(self) -> PathScores:
-        if self.decoder == "crf":
-            assert isinstance(self.model, BertCrfForTokenClassification)
-            crf = self.model.crf
-            parts = (crf.start_transitions, crf.transitions, crf.end_transitions)
-            return PathScores(*(part.detach().float().cpu().numpy() for part in parts))
-        return scheme_scores(self.labels)
+        return crf_scores(self.model) if self.decoder == "crf" else scheme_scores(self.labels)
 
     def _probabilities(self, tokens: list[Tokens], texts: list[str] | None = None) -> list[Floats]:
         """Each token's distribution over the labels, (T, K) float32 for each text."""
@@ -384,6 +379,18 @@ class TokenClassifier:
         if not np.isfinite(probabilities).all():
             raise MinibertError("the model gives NaN: its weights are no numbers, or too large for their dtype")
         return [probabilities[row, 1 : len(ids) + 1] for row, ids in enumerate(sequences)]
+
+
+def crf_scores(model: BertForTokenClassification) -> PathScores:
+    """What the model's CRF says of paths.
+
+    Raises:
+        MinibertError: it has none.
+    """
+    if not isinstance(model, BertCrfForTokenClassification):
+        raise MinibertError("decoder: the model has no CRF; expected argmax or viterbi")
+    parts = (model.crf.start_transitions, model.crf.transitions, model.crf.end_transitions)
+    return PathScores(*(part.detach().float().cpu().numpy() for part in parts))
 
 
 def _checked_frame(tokenizer: Tokenizer, num_rows: int) -> list[int]:

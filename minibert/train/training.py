@@ -19,7 +19,9 @@ from minibert.errors import ConfigError, DataError
 from minibert.hub import Source
 from minibert.model.crf import BertCrfForTokenClassification
 from minibert.model.heads import BertForTokenClassification
+from minibert.predict import crf_scores
 from minibert.text.alignment import IGNORED
+from minibert.text.decoding import best_paths, scheme_scores
 from minibert.text.labels import SCHEMES, LabelSet
 from minibert.text.tokenizer import load_tokenizer
 from minibert.train.data import Example, read_examples
@@ -124,7 +126,7 @@ def train(recipe: Recipe, *, resume: bool = False, callbacks: Sequence[Any] = ()
         processing_class=Companion(model, tokenizer_source),  # type: ignore[arg-type]
         optimizers=(torch.optim.AdamW(groups, lr=training.learning_rate), None),
         compute_metrics=_metrics(labels),
-        preprocess_logits_for_metrics=lambda logits, _: logits.argmax(-1),
+        preprocess_logits_for_metrics=_decoder(recipe.model.decoder, model, labels),
         callbacks=[*stopping, *callbacks],
     )
     trainer.train(resume_from_checkpoint=resume and _has_checkpoint(output / "checkpoints"))
@@ -176,6 +178,26 @@ def _model(recipe: Recipe, labels: LabelSet) -> BertForTokenClassification:
         model.crf.forbid(torch.from_numpy(start), torch.from_numpy(transitions), torch.from_numpy(end))
     model.config.split_mode, model.config.decoder = recipe.data.split_mode, recipe.model.decoder
     return model
+
+
+def _decoder(
+    decoder: str, model: BertForTokenClassification, labels: LabelSet
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Predicted labels (B, S) from logits (B, S, K), decoded as they will be; gold says which tokens count."""
+
+    def decode(logits: torch.Tensor, gold: torch.Tensor) -> torch.Tensor:
+        chosen = logits.argmax(-1)
+        if decoder == "argmax":
+            return chosen
+        scores = scheme_scores(labels) if decoder == "viterbi" else crf_scores(model)
+        counted = gold != IGNORED
+        probabilities = logits.float().softmax(-1)
+        rows = [row[keep].cpu().numpy() for row, keep in zip(probabilities, counted, strict=True)]
+        for row, keep, path in zip(chosen, counted, best_paths(rows, scores), strict=True):
+            row[keep] = torch.from_numpy(path).to(row.device)
+        return chosen
+
+    return decode
 
 
 def _metrics(labels: LabelSet) -> Callable[[Any], dict[str, float]]:
