@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from minibert import __version__
-from minibert.errors import MinibertError
+from minibert.errors import MinibertError, printable
 
 
 class _Commands(click.Group):
@@ -21,7 +21,7 @@ class _Commands(click.Group):
             return super().invoke(context)
         except MinibertError as error:
             lines = (line.strip() for line in str(error).splitlines())
-            raise click.ClickException(" ".join(lines)) from None
+            raise click.ClickException(printable(" ".join(lines))) from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -154,7 +154,7 @@ def evaluate(name_or_path: str, path: Path, format_: str, page: Path | None, as_
     with click.progressbar(length=len(examples), file=sys.stderr, hidden=not sys.stderr.isatty()) as progress:
         result = evaluation.evaluate(classifier, examples, progress=progress.update)
     for line in [result.to_json()] if as_json else result.lines():
-        click.echo(line)
+        click.echo(printable(line))
     if page is not None:
         result.write_page(page, f"{path.name}: errors of {name_or_path}")
 
@@ -190,7 +190,7 @@ def info(name_or_path: str) -> None:
     from minibert.info import describe
 
     for line in describe(name_or_path):
-        click.echo(line)
+        click.echo(printable(line))
 
 
 if __name__ == "__main__":

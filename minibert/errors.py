@@ -1,6 +1,7 @@
 """The errors minibert raises on bad input. All derive from `MinibertError`, itself a `ValueError`."""
 
 import re
+import unicodedata
 
 
 class MinibertError(ValueError):
@@ -23,3 +24,13 @@ def first_line(error: BaseException) -> str:
     """What another library's error says, for use in one of ours: its first line, without colours, or its class."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip() or type(error).__name__
     return text.splitlines()[0][:200]
+
+
+def printable(text: str) -> str:
+    """Text without what would move a terminal's cursor or change its state: such characters are spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or unicodedata.category(c) in ("Zs", "Co", "Cn") else c.encode("unicode_escape").decode()
+        for c in text
+    )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 from wcwidth import wcswidth
 
+from minibert.errors import printable
 from minibert.text.decoding import Entity
 from minibert.text.labels import Span, tags_from_spans
 
@@ -51,12 +51,13 @@ def terminal_lines(text: str, entities: Sequence[Entity], palette: Palette, *, c
         last = entity.end
     shown = [printable(entity.text) for entity in entities]
     width = max((cells(piece) for piece in shown), default=0)
-    label_width = max((cells(entity.label) for entity in entities), default=0)
+    labels = [printable(entity.label) for entity in entities]
+    label_width = max((cells(label) for label in labels), default=0)
     rows = [
         f"  {_painted(piece, entity.label, palette, colour)}{' ' * (width - cells(piece))}"
-        f"  {entity.label}{' ' * (label_width - cells(entity.label))}"
+        f"  {label}{' ' * (label_width - cells(label))}"
         f"  {entity.start:>6}-{entity.end:<6}  {entity.score:.3f}"
-        for piece, entity in zip(shown, entities, strict=True)
+        for piece, label, entity in zip(shown, labels, entities, strict=True)
     ]
     return ["".join(pieces) + printable(text[last:]), *rows]
 
@@ -110,16 +111,6 @@ def _html(text: str) -> str:
     return "".join(
         f"&#{ord(c)};" if c in "\n\r\t" else c if c.isprintable() or c == "\u3000" or ord(c) > 159 else "&#xFFFD;"
         for c in escape(text)
-    )
-
-
-def printable(text: str) -> str:
-    """Text without what would move a terminal's cursor or change its state: such characters are spelled out."""
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c.isprintable() or unicodedata.category(c) in ("Zs", "Co", "Cn") else c.encode("unicode_escape").decode()
-        for c in text
     )
 
 

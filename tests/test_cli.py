@@ -261,6 +261,17 @@ def test_a_missing_file_and_an_argument_that_is_no_text(directory: str) -> None:
     assert b"Traceback" not in argument.stderr
 
 
+def test_a_checkpoint_cannot_speak_to_the_terminal(directory: str) -> None:
+    path = Path(directory, "config.json")
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"architectures": ["a\x1b[2Jb"]}), encoding="utf-8")
+    assert r"a\x1b[2Jb" in invoke("info", directory).stdout
+    path.write_text(json.dumps(config | {"hidden_act": "a\x1b[2Jb"}), encoding="utf-8")
+    refused = invoke("predict", "--model", directory, "x")
+    assert "\x1b" not in refused.stderr
+    assert refused.exit_code == 1
+
+
 def test_version_and_help() -> None:
     assert invoke("--version").stdout == f"minibert, version {__version__}\n"
     for flag in ("-h", "--help"):

@@ -49,7 +49,7 @@ def test_colours_are_for_terminals() -> None:
 
 def test_a_text_cannot_speak_to_the_terminal() -> None:
     text = "a\x1b[31m\u202e\n\u3000b\x07"
-    shown = "\n".join(terminal_lines(text, [entity(text, "X", 1, 8)], Palette(), colour=False))
+    shown = "\n".join(terminal_lines(text, [entity(text, "X\x1b[2J", 1, 8)], Palette(), colour=False))
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", shown)
     assert r"a\x1b[31m\u202e\n" in shown
 

@@ -315,7 +315,7 @@ def test_an_entity_is_plain_json(classifier: TokenClassifier) -> None:  # D17
     ("options", "message"),
     [
         ({"aggregation_strategy": "last"}, "aggregation_strategy: expected none, simple, .* got 'last'"),
-        ({"decoder": "beam"}, "decoder: expected argmax, viterbi, got 'beam'"),
+        ({"decoder": "beam"}, "decoder: expected argmax, viterbi, crf, got 'beam'"),
         ({"scheme": "IOB1"}, "scheme: expected auto"),
         ({"scheme": "BIOES"}, None),
         ({"scheme": "BMES"}, "I-PER.*: not of the scheme BMES"),

@@ -248,7 +248,8 @@ class BertPreTrainedModel(nn.Module):
 
         Raises:
             CheckpointError: the directory cannot be written to, or the disk is full. Whatever stops it, be it the
-                end of the process, leaves the checkpoint that was there before whole, or else the new one.
+                end of the process, leaves the checkpoint that was there before whole, or else the new one. (While
+                its files move to their places, which takes a moment, other programs can see some of both.)
         """
         dtype = str(self.dtype).removeprefix("torch.")
         config = self.config.replace(architectures=[self.architecture or type(self).__name__], dtype=dtype)
