@@ -210,11 +210,16 @@ def labels_of_words(tokens: Tokens, token_labels: Ints, num_words: int, labels: 
     """Word labels (W,) from one label for each word that has a token (in their order).
 
     A word without a token goes on with the entity that stands on both sides of it; else it is outside.
+
+    Raises:
+        DataError: there is such a word, and the model has no label for it.
     """
     present = tokens.words[tokens.begins_word]
-    result = np.full(num_words, labels.outside_id, dtype=np.int64)
+    result = np.full(num_words, -1, dtype=np.int64)
     result[present] = token_labels
     for before, after in itertools.pairwise(present):
         if after - before > 1 and labels.continues[result[before], result[after]]:
             result[before + 1 : after] = labels.id_of(INSIDE, labels.types[result[after]])
+    if (result < 0).any():
+        result[result < 0] = labels.outside_id
     return result

@@ -146,6 +146,14 @@ def test_words_without_a_token_go_on_with_what_stands_on_both_sides(lower: Token
     assert [BIO.names[i] for i in ids] == ["O", "B-P", "I-P", "I-P", "O", "B-D", "O"]
 
 
+def test_labels_without_one_for_outside_will_do_where_every_word_has_a_token(lower: Tokenizer) -> None:
+    segments = LabelSet(["B", "M", "E", "S"])
+    (tokens,) = tokenize_words(lower, [["上", "海", " "]])
+    assert labels_of_words(tokens, segments.encode(["B", "E"]), 2, segments).tolist() == [0, 2]
+    with pytest.raises(DataError, match="none of B, M, E, S means outside"):
+        labels_of_words(tokens, segments.encode(["B", "E"]), 3, segments)
+
+
 def test_long_texts_are_tokenised_in_parts_that_change_nothing(
     tokenizers: dict[tuple[Any, ...], Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
