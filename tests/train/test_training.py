@@ -165,3 +165,12 @@ def test_a_model_from_scratch_needs_a_table_for_its_tokeniser(folder: Path) -> N
     (folder / "config.json").write_text(json.dumps({**sizes, "intermediate_size": 32, "vocab_size": 200}))
     train(Recipe.from_dict(data, folder))
     assert TokenClassifier.from_pretrained(folder / "out").labels.scheme == "BIO"
+
+
+def test_the_short_script_does_the_same_with_the_librarys_parts(folder: Path) -> None:
+    script = Path(__file__).parent.parent.parent / "scripts" / "finetune_ner.py"
+    files = [str(folder / name) for name in ("base", "train.txt", "train.txt", "out")]
+    done = subprocess.run([sys.executable, str(script), *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "== viterbi ==\n8 examples, scheme BIO" in done.stdout
+    assert TokenClassifier.from_pretrained(folder / "out").split_mode == "characters"
