@@ -121,7 +121,7 @@ class BertConfig:
             if name in known and not (value is None and name in NULL_IS_DEFAULT)
         }
         values["dtype"] = _dtype_name(given)
-        wrong = {name for name in values if not _has_type(values[name], known[name].type)}
+        wrong = {name for name in values if not has_type(values[name], known[name].type)}
         problems += [f"{name}: expected {known[name].type}, got {values[name]!r}" for name in known if name in wrong]
         problems += _impossible_values({name: value for name, value in values.items() if name not in wrong}, given)
         if not wrong & {"num_labels", "id2label", "label2id"} and values["num_labels"] <= SIZES["num_labels"]:
@@ -233,7 +233,7 @@ def _dtype_name(given: Mapping[str, Any]) -> Any:
     return older if dtype is None else dtype
 
 
-def _has_type(value: Any, annotation: str) -> bool:
+def has_type(value: Any, annotation: str) -> bool:
     """Whether a JSON value fits a field's annotation; a bool is not a number, and infinities are not floats."""
     for kind in annotation.split(" | "):
         if kind == "None":

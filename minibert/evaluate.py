@@ -113,10 +113,11 @@ def evaluate(
 def _predict(classifier: TokenClassifier, examples: Sequence[Example]) -> list[list[str]]:
     """One tag a word where there are words, else one a character."""
     results: list[list[str]] = [[] for _ in examples]
-    by_word = [n for n, example in enumerate(examples) if example.words is not None and not _is_characters(example)]
+    is_by_word = [example.words is not None and not _is_characters(example) for example in examples]
+    by_word = [n for n, words in enumerate(is_by_word) if words]
     for number, tags in zip(by_word, classifier.tag_words([examples[n].words or () for n in by_word]), strict=True):
         results[number] = tags
-    others = [n for n in range(len(examples)) if n not in set(by_word)]
+    others = [n for n, words in enumerate(is_by_word) if not words]
     for number, tags in zip(others, classifier.tag_characters([examples[n].text for n in others]), strict=True):
         example = examples[number]
         results[number] = tags if example.words is None else [tags[start] for start, _ in example.offsets]
@@ -146,12 +147,17 @@ def _refuse_unknown_types(examples: Sequence[Example], labels: LabelSet) -> None
 
 
 def _tags(spans: list[Span], length: int, labels: LabelSet) -> list[str]:
-    """Gold tags in the model's own scheme; of nested entities the first and longest."""
+    """Gold tags in the model's own scheme."""
+    return tags_from_spans(_flat(spans), length, labels.scheme, labels.outside or "O")
+
+
+def _flat(spans: list[Span]) -> list[Span]:
+    """Of nested entities the first and longest, in order: what tags and marks can show."""
     flat: list[Span] = []
     for span in sorted(spans, key=lambda s: (s.start, -s.end)):
         if not flat or span.start >= flat[-1].end:
             flat.append(span)
-    return tags_from_spans(flat, length, labels.scheme, labels.outside or "O")
+    return flat
 
 
 def _confusions(gold: list[Span], got: list[Span]) -> Iterator[tuple[str, str]]:
@@ -169,8 +175,4 @@ def _confusions(gold: list[Span], got: list[Span]) -> Iterator[tuple[str, str]]:
 
 
 def _entities(text: str, spans: list[Span]) -> list[Entity]:
-    flat: list[Entity] = []
-    for label, start, end in sorted(spans, key=lambda s: (s[1], -s[2])):
-        if not flat or start >= flat[-1].end:
-            flat.append(Entity(label, start, end, text[start:end], 1.0))
-    return flat
+    return [Entity(label, start, end, text[start:end], 1.0) for label, start, end in _flat(spans)]

@@ -21,8 +21,6 @@ p { white-space: pre-wrap; margin: .5rem 0; overflow-wrap: anywhere; }
 mark { padding: .1rem .2rem; border-radius: .2rem; }
 mark small { font-size: .7em; margin-left: .3em; opacity: .7; }
 .note { color: #b00; font-size: .8em; }
-table { border-collapse: collapse; line-height: 1.4; } td, th { padding: .1rem .7rem; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
 """
 
 

@@ -22,8 +22,6 @@ from minibert.formats import (
 from minibert.predict import TokenClassifier
 from minibert.text.decoding import Entity
 
-FORMATS = ("entities", "jsonl", "conll", "html")
-
 
 @dataclass(frozen=True)
 class Line:

@@ -251,11 +251,19 @@ class BertPreTrainedModel(nn.Module):
                 end of the process, leaves the checkpoint that was there before whole, or else the new one. (While
                 its files move to their places, which takes a moment, other programs can see some of both.)
         """
-        dtype = str(self.dtype).removeprefix("torch.")
-        config = self.config.replace(architectures=[self.architecture or type(self).__name__], dtype=dtype)
         save_checkpoint(
-            self, config, directory, tied=self.tied_names(), source=self.source, max_shard_size=max_shard_size
+            self,
+            self.saved_config(),
+            directory,
+            tied=self.tied_names(),
+            source=self.source,
+            max_shard_size=max_shard_size,
         )
+
+    def saved_config(self) -> BertConfig:
+        """The config as a checkpoint of this model has it: with the architecture's name and the parameters' dtype."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return self.config.replace(architectures=[self.architecture or type(self).__name__], dtype=dtype)
 
     def push_to_hub(
         self,

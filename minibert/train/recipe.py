@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
+from minibert.config import has_type
 from minibert.errors import ConfigError
 from minibert.text.alignment import SPLIT_MODES
 from minibert.text.labels import SCHEMES
@@ -181,32 +182,18 @@ def _part(kind: type, section: str, given: Any, problems: list[str]) -> Any:
     if not isinstance(given, dict):
         problems.append(f"[{section}]: expected a table, got {given!r}")
         return kind()
-    types = get_type_hints(kind)
+    types = kind.__annotations__  # as they are written
     values: dict[str, Any] = {}
     for key, value in given.items():
         if key not in types:
             close = difflib.get_close_matches(key, types, n=1)
             hint = f"; did you mean {close[0]}?" if close else f"; expected {', '.join(types)}"
             problems.append(f"{section}.{key}: no such key{hint}")
-        elif not _fits(value, types[key]):
-            problems.append(f"{section}.{key}: expected {kind.__annotations__[key]}, got {value!r}")
+        elif not has_type(value, types[key]):
+            problems.append(f"{section}.{key}: expected {types[key]}, got {value!r}")
         else:
             values[key] = value
     return kind(**values)
-
-
-def _fits(value: Any, annotation: Any) -> bool:
-    options = get_args(annotation) if type(None) in get_args(annotation) else (annotation,)
-    for option in options:
-        if get_origin(option) is list:
-            if isinstance(value, list) and all(isinstance(item, str) for item in value):
-                return True
-        elif option is float:
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                return True
-        elif type(value) is option:
-            return True
-    return False
 
 
 def _value(text: str) -> Any:

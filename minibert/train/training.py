@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from minibert.checkpoint.saving import copy_tokenizer
 from minibert.config import BertConfig
@@ -48,8 +47,7 @@ class Companion:
 
     def save_pretrained(self, directory: str, **_: Any) -> None:
         """Writes `config.json` and the tokeniser's files."""
-        config = self.model.config.replace(architectures=[type(self.model).__name__], dtype="float32")
-        config.save_pretrained(directory)
+        self.model.saved_config().save_pretrained(directory)
         copy_tokenizer(self.tokenizer, directory)
 
 
@@ -227,9 +225,8 @@ def _has_checkpoint(folder: Path) -> bool:
     return any(folder.glob("checkpoint-*"))
 
 
-def _save(recipe: Recipe, model: nn.Module, tokenizer: Source, history: list[dict[str, Any]]) -> None:
+def _save(recipe: Recipe, model: BertForTokenClassification, tokenizer: Source, history: list[dict[str, Any]]) -> None:
     folder = Path(recipe.training.output_dir)
-    assert isinstance(model, BertForTokenClassification)
     model.source = tokenizer  # whose tokeniser is copied beside the weights
     model.save_pretrained(folder)
     figures = (json.dumps(history, indent=1, ensure_ascii=False) + "\n").encode()

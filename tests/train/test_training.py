@@ -73,6 +73,7 @@ def test_eight_sentences_are_learnt_by_heart(decoder: str, folder: Path) -> None
     for directory in (folder / "out", max((folder / "out" / "checkpoints").iterdir())):
         theirs = transformers.AutoModelForTokenClassification.from_pretrained(directory, dtype=torch.float32).eval()
         assert theirs.config.id2label == classifier.model.config.id2label
+        assert theirs.config.architectures == ["BertForTokenClassification"]
         ids = torch.randint(5, 80, (1, 9))
         mine = TokenClassifier.from_pretrained(directory).model
         with torch.no_grad():
