@@ -272,6 +272,14 @@ def test_a_checkpoint_cannot_speak_to_the_terminal(directory: str) -> None:
     assert refused.exit_code == 1
 
 
+@pytest.mark.parametrize("device", ["mars", "cuda:99", "-"])
+def test_a_device_that_is_not_here_is_named(device: str, directory: str) -> None:
+    refused = invoke("predict", "--model", directory, "--device", device, "x")
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("Error: device: expected one that is here, such as cpu, got ")
+    assert len(refused.stderr.splitlines()) == 1
+
+
 def test_version_and_help() -> None:
     assert invoke("--version").stdout == f"minibert, version {__version__}\n"
     for flag in ("-h", "--help"):

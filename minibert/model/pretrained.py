@@ -17,7 +17,7 @@ from minibert.checkpoint.files import WeightFiles
 from minibert.checkpoint.loading import LoadingReport, load_weights, resolve_dtype
 from minibert.checkpoint.saving import WEIGHT_PATTERNS, save_checkpoint
 from minibert.config import BertConfig
-from minibert.errors import MinibertError
+from minibert.errors import MinibertError, first_line
 from minibert.hub import Source, upload
 from minibert.model.attention import MultiHeadAttention
 from minibert.model.outputs import ModelOutput
@@ -200,11 +200,12 @@ class BertPreTrainedModel(nn.Module):
 
         Raises:
             ConfigError: the config cannot be used.
+            MinibertError: there is no such device here.
             CheckpointError: a file cannot be had or read, or its tensors do not fit the model: everything that is
                 missing, unexpected or of another shape is listed at once.
         """
         source = Source(os.fspath(name_or_path), revision, subfolder, token, cache_dir, local_files_only)
-        target = torch.device("cpu" if device is None else device)
+        target = _usable(device)
         with source.unchanged():
             config = BertConfig.from_pretrained(source, **config_overrides)
             files = WeightFiles(source)
@@ -307,6 +308,17 @@ class BertPreTrainedModel(nn.Module):
                 create_pr=create_pr,
                 superseded=list(WEIGHT_PATTERNS),
             )
+
+
+def _usable(device: str | torch.device | None) -> torch.device:
+    try:
+        target = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=target)
+    except (RuntimeError, AssertionError) as error:  # no such name; PyTorch built without it; no such number
+        raise MinibertError(
+            f"device: expected one that is here, such as cpu, got {device} ({first_line(error)})"
+        ) from None
+    return target
 
 
 def _init_module(module: nn.Module, config: BertConfig) -> None:
