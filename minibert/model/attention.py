@@ -467,7 +467,7 @@ class BertSelfAttention(MultiHeadAttention):
             return packing.unpack(context), weights
         packing = attention_mask
         query, key, value = self.project(hidden_states, hidden_states, hidden_states)
-        if packing.indices is not None:
+        if packing.lengths:
             context, matrices = self.attend_packed(query, key, value, packing.lengths, output_attentions)
             return context, packing.unpack_weights(matrices, self.num_heads) if output_attentions else None
         query, key, value = (x.unflatten(0, (packing.batch_size, packing.seq_len)) for x in (query, key, value))

@@ -80,20 +80,21 @@ class BertCrfForTokenClassification(BertForTokenClassification):
         self.crf = LinearChainCRF(config.num_labels)
 
     def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
-        logits = encoded.packing.unpack(self.classifier(self.dropout(encoded.tokens)))
+        packing = encoded.packing
+        logits = self.classifier(self.dropout(encoded.tokens))  # (T, K)
         loss = None
         if labels is not None:
-            packing = encoded.packing
+            chains = packing.by_sequence(logits.device)
             given = packing.pack(token_labels(labels, packing))
-            known = packing.unpack(given - IGNORED_LABEL) + IGNORED_LABEL  # it fills padding with 0: no label there
-            loss = self._loss(logits, known, num_items)
-        return head_output(encoded, loss, logits)
+            known = chains.unpack(given - IGNORED_LABEL) + IGNORED_LABEL  # it fills padding with 0: no label there
+            loss = self._loss(chains.unpack(logits), known, num_items)
+        return head_output(encoded, loss, packing.unpack(logits))
 
     def _loss(self, logits: Tensor, labels: Tensor, num_items: int | Tensor | None) -> Tensor:
         labelled = labels != IGNORED_LABEL
         count = labelled.sum()
-        if not count:
-            return logits.sum() * 0.0
+        if not count:  # every parameter still gets a gradient, which training on several devices waits for
+            return sum((parameter.sum() for parameter in self.crf.parameters()), start=logits.sum()) * 0.0
         # Labelled tokens first, in their order: special tokens and later pieces of words are no steps of the chain.
         order = (~labelled).to(torch.int8).argsort(dim=1, stable=True)[:, : int(labelled.sum(dim=1).max())]
         chained = logits.gather(1, order[:, :, None].expand(-1, -1, logits.shape[2]))

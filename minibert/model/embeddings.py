@@ -43,12 +43,12 @@ class BertEmbeddings(nn.Module):
         given = input_ids if input_ids is not None else inputs_embeds
         assert given is not None
         if position_ids is None:
-            if packing.seq_len > self.position_embeddings.num_embeddings:
+            if packing.longest > self.position_embeddings.num_embeddings:
                 raise MinibertError(
-                    f"input of {packing.seq_len} tokens is longer than max_position_embeddings "
+                    f"input of {packing.longest} tokens is longer than max_position_embeddings "
                     f"{self.position_embeddings.num_embeddings}; split the text into windows"
                 )
-            position_ids = torch.arange(packing.seq_len, device=given.device)
+            position_ids = packing.positions(given.device)
         if token_type_ids is None:
             token_type_ids = torch.zeros(packing.seq_len, dtype=torch.long, device=given.device)
         if input_ids is not None:

@@ -152,6 +152,7 @@ class BertModel(BertPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        sequence_lengths: Tensor | None = None,
         packed: bool = False,
     ) -> BaseModelOutput | tuple[Tensor, ...] | PackedOutput:
         """Encodes a batch.
@@ -165,6 +166,9 @@ class BertModel(BertPreTrainedModel):
             output_attentions: also return every layer's weights (B, H, S, S), by the explicit attention.
             output_hidden_states: also return the embeddings and every layer's output, (B, S, C) each.
             return_dict: False for a plain tuple; default as in the config.
+            sequence_lengths: (N,) if the input is one row, (1, S), in which N sequences of so many tokens lie one
+                behind another, with no padding; none attends to another, positions start anew in each, and
+                pooler_output is (N, C). Without `attention_mask`.
             packed: leave tokens packed, as the task heads want them.
 
         Returns:
@@ -179,7 +183,12 @@ class BertModel(BertPreTrainedModel):
             given = "neither" if input_ids is None else "both"
             raise MinibertError(f"expected either input_ids or inputs_embeds, got {given}")
         batch_size, seq_len = self._check_inputs(input_ids, inputs_embeds)
-        packing = Packing.from_mask(attention_mask, batch_size, seq_len, config.num_attention_heads)
+        if sequence_lengths is None:
+            packing = Packing.from_mask(attention_mask, batch_size, seq_len, config.num_attention_heads)
+        elif attention_mask is None and not is_tracing():
+            packing = Packing.from_lengths(sequence_lengths, batch_size, seq_len)
+        else:
+            raise MinibertError("sequence_lengths: go without an attention_mask, and cannot be traced")
         if attention_mask is None and input_ids is not None and not is_tracing():
             warn_of_unmasked_padding(input_ids, config.pad_token_id)
         embedded = self.embeddings(packing, input_ids, token_type_ids, position_ids, inputs_embeds)

@@ -89,6 +89,7 @@ class BertTaskModel(BertPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         num_items_in_batch: int | Tensor | None = None,
+        sequence_lengths: Tensor | None = None,
     ) -> Any:
         """Encodes a batch and applies the head.
 
@@ -97,6 +98,7 @@ class BertTaskModel(BertPreTrainedModel):
             labels: what the class describes; -100 means no label.
             output_attentions, output_hidden_states, return_dict: as in `BertModel`.
             num_items_in_batch: divide the summed loss by this number instead of taking the mean.
+            sequence_lengths: as in `BertModel`; logits and labels of tokens are then (1, S, ...), too.
 
         Returns:
             loss (if there are labels) and logits, then hidden_states and attentions if asked for.
@@ -105,14 +107,20 @@ class BertTaskModel(BertPreTrainedModel):
             MinibertError: inputs or labels that do not fit the model or each other.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        encoded = self.encode(inputs, output_attentions, output_hidden_states)
+        encoded = self.encode(inputs, output_attentions, output_hidden_states, sequence_lengths)
         return self.result(self.head(encoded, labels, num_items_in_batch), return_dict)
 
     def encode(
-        self, inputs: tuple[Tensor | None, ...], output_attentions: bool | None, output_hidden_states: bool | None
+        self,
+        inputs: tuple[Tensor | None, ...],
+        output_attentions: bool | None,
+        output_hidden_states: bool | None,
+        sequence_lengths: Tensor | None = None,
     ) -> PackedOutput:
         """What the encoder makes of input_ids, ..., inputs_embeds."""
-        encoded: PackedOutput = self.bert(*inputs, output_attentions, output_hidden_states, packed=True)
+        encoded: PackedOutput = self.bert(
+            *inputs, output_attentions, output_hidden_states, sequence_lengths=sequence_lengths, packed=True
+        )
         return encoded
 
     def head(self, encoded: PackedOutput, labels: Tensor | None, num_items: int | Tensor | None) -> HeadOutput:
@@ -316,8 +324,14 @@ class BertForMultipleChoice(BertTaskModel):
         self.post_init()
 
     def encode(
-        self, inputs: tuple[Tensor | None, ...], output_attentions: bool | None, output_hidden_states: bool | None
+        self,
+        inputs: tuple[Tensor | None, ...],
+        output_attentions: bool | None,
+        output_hidden_states: bool | None,
+        sequence_lengths: Tensor | None = None,
     ) -> PackedOutput:
+        if sequence_lengths is not None:
+            raise MinibertError("sequence_lengths: choices cannot be packed; give them with an attention_mask")
         given = [x for x in inputs if x is not None]
         choices = given[0].shape[:2] if given else ()
         if any(x.dim() < 3 or x.shape[:2] != choices for x in given):

@@ -24,14 +24,15 @@ class Packing:
     """Where the real tokens of a padded batch are.
 
     Between embeddings and head every tensor is (T, C), the real tokens one after another; only attention needs
-    to know where a sequence ends. Three layouts share this class: no padding (`indices` and `mask` are None,
-    T = B * S), padding removed (`indices`), and the padded layout (`mask`), kept for masks that are not about
-    padding and for tracing, where the number of real tokens would be baked into the graph.
+    to know where a sequence ends. Four layouts share this class: no padding (`indices` and `mask` are None,
+    T = B * S), padding removed (`indices`), sequences that came one behind another in one row (`lengths` alone,
+    B = 1, T = S), and the padded layout (`mask`), kept for masks that are not about padding and for tracing, where
+    the number of real tokens would be baked into the graph.
     """
 
     batch_size: int
     seq_len: int
-    lengths: Sequence[int] = ()  # real tokens of each sequence, given with `indices`
+    lengths: Sequence[int] = ()  # real tokens of each sequence; () if there are S in each
     indices: Tensor | None = None  # (T,) int64, the real tokens' places among the B * S cells
     mask: Tensor | None = None  # (B, 1 or H, 1 or S, S): bool, True = attend, or float, added to the scores
     padding: Tensor | None = None  # (B, S) bool, True = padding; only beside a `mask` made from it
@@ -65,6 +66,44 @@ class Packing:
             return cls(batch_size, seq_len)
         return cls(batch_size, seq_len, lengths, indices=real.flatten().nonzero().squeeze(1))
 
+    @classmethod
+    def from_lengths(cls, lengths: Tensor, batch_size: int, seq_len: int) -> Packing:
+        """Sequences that lie one behind another in one row, (1, S), from how many tokens each has, (N,).
+
+        Raises:
+            MinibertError: not one row, or lengths that are not positive integers that add up to S.
+        """
+        if lengths.dim() != 1 or lengths.is_floating_point() or lengths.dtype == torch.bool:
+            raise MinibertError(
+                f"sequence_lengths: expected integers of shape (sequences,), got {lengths.dtype} {tuple(lengths.shape)}"
+            )
+        counts = lengths.tolist()
+        if batch_size != 1 or sum(counts) != seq_len or min(counts, default=0) < 1:
+            raise MinibertError(
+                f"sequence_lengths: expected positive numbers that add up to the tokens of one row, got {len(counts)} "
+                f"that add up to {sum(counts)}, for input of shape {(batch_size, seq_len)}"
+            )
+        return cls(batch_size, seq_len, counts)
+
+    def by_sequence(self, device: torch.device) -> Packing:
+        """The same tokens as a batch with a row for each sequence, as wide as the longest."""
+        if self.indices is not None or not self.lengths:
+            return self
+        width = max(self.lengths)
+        cells = [row * width + torch.arange(length, device=device) for row, length in enumerate(self.lengths)]
+        return Packing(len(self.lengths), width, self.lengths, torch.cat(cells))
+
+    def positions(self, device: torch.device) -> Tensor:
+        """(S,) int64: where in its sequence each cell of a row stands."""
+        if self.indices is None and self.lengths:
+            return torch.cat([torch.arange(length, device=device) for length in self.lengths])
+        return torch.arange(self.seq_len, device=device)
+
+    @property
+    def longest(self) -> int:
+        """Cells of the longest sequence."""
+        return max(self.lengths) if self.indices is None and self.lengths else self.seq_len
+
     def pack(self, x: Tensor) -> Tensor:
         """(B, S, ...) to the real tokens (T, ...)."""
         x = x.flatten(0, 1)
@@ -79,15 +118,14 @@ class Packing:
 
     def unpack_weights(self, weights: Sequence[Tensor], num_heads: int) -> Tensor:
         """Attention weights (H, length, length) of every non-empty sequence to (B, H, S, S), zero at padding."""
-        assert self.indices is not None
+        cells = torch.arange(self.seq_len) if self.indices is None else self.indices
         dtype = weights[0].dtype if weights else torch.get_default_dtype()
-        padded = torch.zeros(
-            self.batch_size, num_heads, self.seq_len, self.seq_len, dtype=dtype, device=self.indices.device
-        )
-        columns = (self.indices % self.seq_len).split(list(self.lengths))
-        non_empty = [row for row, length in enumerate(self.lengths) if length]
-        for row, matrix in zip(non_empty, weights, strict=True):
-            padded[row, :, columns[row][:, None], columns[row]] = matrix
+        device = weights[0].device if weights else cells.device
+        padded = torch.zeros(self.batch_size, num_heads, self.seq_len, self.seq_len, dtype=dtype, device=device)
+        sequences = [cells_of for cells_of in cells.to(device).split(list(self.lengths)) if len(cells_of)]
+        for cells_of, matrix in zip(sequences, weights, strict=True):
+            row, columns = cells_of[0] // self.seq_len, cells_of % self.seq_len
+            padded[row, :, columns[:, None], columns] = matrix
         return padded
 
     def first_tokens(self, x: Tensor) -> Tensor:
@@ -98,12 +136,12 @@ class Packing:
             return firsts
         if self.seq_len == 0:
             return x.new_zeros(self.batch_size, *x.shape[1:])
-        if self.indices is None:
+        if not self.lengths:
             return x.view(self.batch_size, self.seq_len, *x.shape[1:])[:, 0]
         lengths = torch.tensor(self.lengths, device=x.device)
         non_empty = lengths > 0
         starts = lengths.cumsum(0) - lengths
-        firsts = x.new_zeros(self.batch_size, *x.shape[1:])
+        firsts = x.new_zeros(len(lengths), *x.shape[1:])
         firsts[non_empty] = x[starts[non_empty]]
         return firsts
 

@@ -81,7 +81,20 @@ def test_the_loss_sees_labelled_tokens_only_and_its_gradient_is_right() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.crf.parameters())
     empty = model(ids, attention_mask=mask, labels=torch.full_like(labels, -100)).loss  # E05
     assert empty.item() == 0.0
+    model.zero_grad()
     empty.backward()
+    assert all(p.grad is not None for p in model.parameters())  # what training on several devices waits for
+
+
+def test_chains_that_lie_in_one_row_are_those_of_a_padded_batch() -> None:
+    model = BertCrfForTokenClassification(BertConfig(**SIZES, num_labels=3)).eval()
+    torch.nn.init.normal_(model.crf.transitions)
+    ids, labels = torch.randint(1, 30, (2, 6)), torch.randint(0, 3, (2, 6))
+    mask = torch.tensor([[1] * 6, [1, 1, 1, 1, 0, 0]]).bool()
+    padded = model(ids, attention_mask=mask, labels=labels)
+    packed = model(ids[mask][None], labels=labels[mask][None], sequence_lengths=torch.tensor([6, 4]))
+    torch.testing.assert_close(packed.loss, padded.loss)
+    torch.testing.assert_close(packed.logits[0], padded.logits[mask])
 
 
 def test_a_scheme_forbids_to_begin_with() -> None:

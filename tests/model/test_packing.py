@@ -190,6 +190,64 @@ def test_a_batch_in_training_is_packed_too() -> None:
         torch.testing.assert_close(parameter.grad, reference[name].grad, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("implementation", ATTENTIONS)
+@pytest.mark.parametrize("head", ["BertModel", "BertForTokenClassification", "BertForMaskedLM"])
+def test_sequences_in_one_row_are_those_of_a_padded_batch(head: str, implementation: str) -> None:
+    model = small(head)
+    model.set_attn_implementation(implementation)
+    inputs = batch(head, (7, 3, 5))
+    real = inputs["attention_mask"].bool()
+    row = {name: value[real][None] for name, value in inputs.items() if name != "attention_mask"}
+    wanted = {"output_hidden_states": True, "output_attentions": True}
+    with torch.no_grad():
+        padded, packed = model(**inputs, **wanted), model(**row, **wanted, sequence_lengths=torch.tensor([7, 3, 5]))
+    for one, other in zip(padded.hidden_states, packed.hidden_states, strict=True):
+        torch.testing.assert_close(other[0], one[real], atol=1e-5, rtol=0)
+    for one, other in zip(padded.attentions, packed.attentions, strict=True):
+        assert other.shape == (1, H, 15, 15)
+        for n, (start, length) in enumerate(((0, 7), (7, 3), (10, 5))):
+            cells = slice(start, start + length)
+            torch.testing.assert_close(other[0, :, cells, cells], one[n, :, :length, :length], atol=1e-5, rtol=0)
+            assert other[0, :, cells].count_nonzero() == other[0, :, cells, cells].count_nonzero()  # none in between
+    if head == "BertModel":
+        torch.testing.assert_close(packed.pooler_output, padded.pooler_output, atol=1e-5, rtol=0)
+    else:
+        torch.testing.assert_close(packed.loss, padded.loss)
+        torch.testing.assert_close(packed.logits[0], padded.logits[real], atol=1e-5, rtol=0)
+
+
+def test_one_row_may_be_longer_than_the_model_and_a_sequence_may_not() -> None:
+    model = small()  # of 24 positions
+    ids = torch.randint(6, 99, (1, 40))
+    assert model(ids, sequence_lengths=torch.tensor([20, 20])).last_hidden_state.shape[:2] == (1, 40)
+    with pytest.raises(MinibertError, match="input of 25 tokens is longer than max_position_embeddings 24"):
+        model(ids, sequence_lengths=torch.tensor([25, 15]))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([3, 3], r"add up to the tokens of one row, got 2 that add up to 6, for input of shape \(1, 7\)"),
+        ([7, 0], "expected positive numbers"),
+        ([], "got 0 that add up to 0"),
+        ([3.0, 4.0], r"expected integers of shape \(sequences,\), got torch.float32"),
+        ([[3, 4]], r"got torch.int64 \(1, 2\)"),
+    ],
+)
+def test_lengths_that_cannot_be_are_named(lengths: list[Any], message: str) -> None:
+    dtype = None if lengths else torch.int64
+    with pytest.raises(MinibertError, match=message):
+        small()(torch.randint(6, 99, (1, 7)), sequence_lengths=torch.tensor(lengths, dtype=dtype))
+
+
+def test_lengths_go_without_a_mask_and_without_choices() -> None:
+    ids, lengths = torch.randint(6, 99, (1, 7)), torch.tensor([3, 4])
+    with pytest.raises(MinibertError, match="sequence_lengths: go without an attention_mask"):
+        small()(ids, torch.ones(1, 7), sequence_lengths=lengths)
+    with pytest.raises(MinibertError, match="choices cannot be packed"):
+        small("BertForMultipleChoice")(ids[None], sequence_lengths=lengths)
+
+
 def test_unmasked_padding_is_warned_of() -> None:
     model = small()
     with pytest.warns(UserWarning, match="padding id 5 but there is no attention_mask"):
