@@ -14,7 +14,7 @@ from minibert.formats import Palette, cells, html_head, html_paragraph, html_tai
 from minibert.predict import TokenClassifier
 from minibert.text.decoding import Entity
 from minibert.text.labels import LabelSet, Span, spans_from_tags, tags_from_spans
-from minibert.train.data import Example
+from minibert.train.data import Example, unknown_types
 from minibert.train.metrics import span_scores
 from minibert.writing import replacing
 
@@ -134,11 +134,7 @@ def _scheme(examples: Sequence[Example]) -> str:
 
 def _refuse_unknown_types(examples: Sequence[Example], labels: LabelSet) -> None:
     known = set(labels.types)
-    unknown: dict[str, str] = {}
-    for example in examples:
-        for span in example.entities:
-            if span.label not in known:
-                unknown.setdefault(span.label, example.place)
+    unknown = unknown_types(examples, known)
     if unknown:
         raise DataError(
             "; ".join(f"{place}: type {label!r}" for label, place in unknown.items())
