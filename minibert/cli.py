@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,8 +135,10 @@ def train(recipe: Path, settings: tuple[str, ...], resume: bool) -> None:
     read = Recipe.from_file(recipe, settings)  # before anything heavy is loaded
     from minibert.train.training import train as run
 
-    run(read, resume=resume)
-    click.echo(read.training.output_dir)
+    with contextlib.redirect_stdout(sys.stderr):  # where loggers may talk
+        run(read, resume=resume)
+    if os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks
+        click.echo(read.training.output_dir)
 
 
 @main.command(no_args_is_help=True, short_help="Score a model on labelled text.")
@@ -146,7 +150,7 @@ def train(recipe: Path, settings: tuple[str, ...], resume: bool) -> None:
 @_classifier_options
 def evaluate(name_or_path: str, path: Path, format_: str, page: Path | None, as_json: bool, **options: Any) -> None:
     """Score MODEL on a FILE of token and tag columns (CoNLL) or of JSON lines, and print what it confuses."""
-    from minibert import evaluate as evaluation
+    from minibert.train import evaluate as evaluation
     from minibert.train.data import read_examples
 
     examples = read_examples(path, format_)

@@ -202,6 +202,10 @@ class BertConfig:
         except UnicodeEncodeError:  # half a surrogate pair in a kept key; JSON can spell it in ASCII
             return (json.dumps(data, indent=2) + "\n").encode()
 
+    def to_json_string(self) -> str:
+        """The same as a string: what Trainer's loggers ask a model's config for."""
+        return self.to_json().decode()
+
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Writes `config.json` into `directory`, atomically."""
         content = self.to_json()

@@ -11,10 +11,10 @@ import torch
 import transformers
 
 from minibert import BertForTokenClassification, TokenClassifier
-from minibert.evaluate import evaluate
 from minibert.text.labels import LabelSet
 from minibert.text.tokenizer import load_tokenizer
 from minibert.train.data import read_examples
+from minibert.train.evaluate import evaluate
 from minibert.train.features import Collator, as_dataset, features
 from minibert.train.optimizer import parameter_groups
 

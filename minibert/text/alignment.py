@@ -20,6 +20,7 @@ from minibert.text.tokenizer import splits_han
 IGNORED = -100  # the label of a token that counts in no loss
 PART = 4000  # characters that are tokenised at a time; the library's time grows faster than the text
 SPLIT_MODES = ("text", "characters")
+LABEL_PIECES = ("first", "all")  # of a word
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class Tokens:
         """(T,) bool: the first token of its word."""
         begins: Bools = np.diff(self.words, prepend=-1) != 0
         return begins
+
+    def by_word(self) -> Tokens:
+        """One token a word, from where the word's first token starts to where its last ends, with the first's id."""
+        first = np.flatnonzero(self.begins_word)
+        last = np.append(first[1:], len(self)) - 1 if len(first) else first
+        return Tokens(self.ids[first], self.starts[first], self.ends[last], self.words[first])
 
 
 def tokenize(tokenizer: Tokenizer, texts: Sequence[str], split_mode: str = "text") -> list[Tokens]:

@@ -38,18 +38,24 @@ class Evaluation:
         figures = {"scheme": self.scheme, "examples": self.num_examples, "token_accuracy": self.token_accuracy}
         return json.dumps({**figures, **self.scores, "confusions": confusions}, ensure_ascii=False)
 
+    def rows(self) -> Iterator[tuple[str, dict[str, float], float]]:
+        """Over all types and for each: its name, its strict scores, and its lenient F1."""
+        strict, lenient = self.scores["strict"], self.scores["lenient"]
+        for name in ("micro", "macro"):
+            yield f"all ({name})", strict[name], lenient[name]["f1"]
+        for label, scores in strict["types"].items():
+            yield label, scores, lenient["types"][label]["f1"] if label in lenient["types"] else 0.0
+
     def lines(self) -> Iterator[str]:
         """A table for people."""
-        strict, lenient = self.scores["strict"], self.scores["lenient"]
-        types = [("all (micro)", strict["micro"], lenient["micro"]), ("all (macro)", strict["macro"], lenient["macro"])]
-        types += [(label, scores, lenient["types"].get(label)) for label, scores in strict["types"].items()]
-        width = max(cells(name) for name, _, _ in types)
+        rows = list(self.rows())
+        width = max(cells(name) for name, _, _ in rows)
         yield f"{self.num_examples:,} examples, scheme {self.scheme}, token accuracy {self.token_accuracy:.4f}"
         yield f"{' ' * width}  {'precision':>9}  {'recall':>6}  {'F1':>6}  {'lenient F1':>10}  {'gold':>6}"
-        for name, scores, other in types:
+        for name, scores, lenient_f1 in rows:
             yield (
                 f"{name}{' ' * (width - cells(name))}  {scores['precision']:9.4f}  {scores['recall']:6.4f}  "
-                f"{scores['f1']:6.4f}  {other['f1'] if other else 0.0:10.4f}  {scores['support']:6}"
+                f"{scores['f1']:6.4f}  {lenient_f1:10.4f}  {scores['support']:6}"
             )
         yield "Precision, recall and F1 are strict: entities whose tags the scheme allows. Lenient reads any tags."
         if self.confusions:

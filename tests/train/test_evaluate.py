@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from minibert import DataError, TokenClassifier
-from minibert.evaluate import evaluate
 from minibert.train.data import read_examples
+from minibert.train.evaluate import evaluate
 from minibert.train.metrics import entity_scores
 from tagger import write_checkpoint
 from test_predict import scripted

@@ -1,0 +1,116 @@
+"""`transformers.Trainer` with two ways to train for robustness: R-Drop, and adversarial word embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from minibert.train.losses import symmetric_divergence
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The change of the word embeddings that the loss suffers most from, within a ball.
+
+    With one step of `step_size` = `epsilon` this is the fast gradient method (FGM; Miyato et al., "Adversarial Training
+    Methods for Semi-Supervised Text Classification", 2017), with several projected gradient descent (PGD; Madry et al.,
+    "Towards Deep Learning Models Resistant to Adversarial Attacks", 2018), both on the rows of the table that a batch
+    uses, as Chinese NER practitioners do. Directions are those of the gradient accumulated so far in the step.
+
+    Args:
+        steps: forward and backward passes besides the plain one.
+        step_size: length of a step (Frobenius norm over the rows).
+        epsilon: the ball's radius.
+    """
+
+    steps: int = 1
+    step_size: float = 1.0
+    epsilon: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.step_size <= 0 or self.epsilon <= 0:
+            raise ValueError(f"expected at least one step and positive sizes, got {self}")
+
+
+class RobustTrainer(transformers.Trainer):
+    """`transformers.Trainer` with R-Drop and adversarial training.
+
+    Args:
+        r_drop: weight of R-Drop's divergence: every batch goes through the model twice, with two dropout masks, and
+            what it says should agree (Liang et al., "R-Drop", 2021, equation 4; cross entropy is the mean of both).
+        attack: with one, each batch is learnt with disturbed embeddings too, and the gradients of both are added.
+        **options: of `transformers.Trainer`.
+    """
+
+    def __init__(self, *, r_drop: float = 0.0, attack: Attack | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.r_drop, self.attack = r_drop, attack
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: int | Tensor | None = None,
+    ) -> Any:
+        """As in Trainer; in training, with R-Drop."""
+        if not self.r_drop or not model.training:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        labels = inputs["labels"]
+        twice = {name: torch.cat([value, value]) for name, value in inputs.items()}
+        count = (labels != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        loss, outputs = super().compute_loss(model, twice, True, 2 * count)
+        first, second = outputs["logits"].chunk(2)
+        # Trainer multiplies the loss by the number of processes, over which gradients are averaged.
+        scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+        loss = loss + self.r_drop * scale * symmetric_divergence(first, second, labels) / count
+        return (loss, outputs) if return_outputs else loss
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: int | Tensor | None = None
+    ) -> Tensor:
+        """As in Trainer; then again with disturbed embeddings. Returns the plain loss."""
+        loss: Tensor = super().training_step(model, dict(inputs), num_items_in_batch)
+        if self.attack is None:
+            return loss
+        table = self.accelerator.unwrap_model(model).get_input_embeddings().weight
+        rows = inputs["input_ids"].unique().to(table.device)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        gradients = [parameter.grad for parameter in parameters]
+        with _restored(table, rows) as original:
+            for step in range(self.attack.steps):
+                _disturb(table, rows, original, self.attack)
+                is_last = step == self.attack.steps - 1  # the one whose gradients count
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.grad = gradient if is_last else None
+                super().training_step(model, dict(inputs), num_items_in_batch)
+        return loss
+
+
+@contextmanager
+def _restored(table: Tensor, rows: Tensor) -> Iterator[Tensor]:
+    """Hands out what rows of a table hold, and puts it back."""
+    original = table.detach()[rows].clone()
+    try:
+        yield original
+    finally:
+        with torch.no_grad():
+            table[rows] = original
+
+
+@torch.no_grad()
+def _disturb(table: Tensor, rows: Tensor, original: Tensor, attack: Attack) -> None:
+    """Moves rows up the gradient, but not out of the ball."""
+    assert table.grad is not None
+    direction = table.grad[rows]
+    length = direction.norm()
+    if not length.isfinite() or length == 0:
+        return
+    moved = table[rows] - original + attack.step_size * direction / length
+    table[rows] = original + moved * (attack.epsilon / moved.norm()).clamp(max=1)
