@@ -42,6 +42,7 @@ class BertPreTrainedModel(nn.Module):
         super().__init__()
         self.config = config
         self.source: Source | None = None  # the checkpoint it was loaded from
+        self.register_state_dict_post_hook(_make_saveable)  # type: ignore[no-untyped-call]
 
     def post_init(self) -> None:
         """Initialises the modules just built, but for those of a nested model, and ties the shared parameters."""
@@ -346,3 +347,16 @@ def warn_of_unmasked_padding(input_ids: Tensor, pad_token_id: int | None) -> Non
             f"input_ids hold the padding id {pad_token_id} but there is no attention_mask: padding is read as text",
             stacklevel=4,
         )
+
+
+def _make_saveable(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Copies what safetensors does not write: tensors that are not contiguous, and the second of two that are one.
+
+    Trainer hands a state dict to it as it is, and would end with an error at its first checkpoint.
+    """
+    tied = module.tied_names() if isinstance(module, BertPreTrainedModel) else {}
+    for name, tensor in state.items():
+        if name.removeprefix(prefix) in tied:
+            state[name] = tensor.clone(memory_format=torch.contiguous_format)
+        elif not tensor.is_contiguous():
+            state[name] = tensor.contiguous()

@@ -220,9 +220,7 @@ class Recipe:
             if is_set
         ]
         if model.decoder == "crf" and changed:
-            problems.append(
-                f"training.{', '.join(changed)}: of single tokens; a model with decoder crf learns sequences"
-            )
+            problems.append(f"training.{', '.join(changed)}: of single tokens, but decoder crf learns sequences")
         if training.label_smoothing and training.loss != "cross_entropy":
             problems.append("training.label_smoothing: of the loss cross_entropy only")
         for name, number, low, high in (

@@ -21,7 +21,8 @@ class Attack:
     With one step of `step_size` = `epsilon` this is the fast gradient method (FGM; Miyato et al., "Adversarial Training
     Methods for Semi-Supervised Text Classification", 2017), with several projected gradient descent (PGD; Madry et al.,
     "Towards Deep Learning Models Resistant to Adversarial Attacks", 2018), both on the rows of the table that a batch
-    uses, as Chinese NER practitioners do. Directions are those of the gradient accumulated so far in the step.
+    uses, as Chinese NER practitioners do. With several processes, the first direction is that of the gradient which
+    they have accumulated together; else it is that of the batch alone.
 
     Args:
         steps: forward and backward passes besides the plain one.
@@ -76,20 +77,25 @@ class RobustTrainer(transformers.Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: int | Tensor | None = None
     ) -> Tensor:
         """As in Trainer; then again with disturbed embeddings. Returns the plain loss."""
-        loss: Tensor = super().training_step(model, dict(inputs), num_items_in_batch)
         if self.attack is None:
-            return loss
+            plain: Tensor = super().training_step(model, dict(inputs), num_items_in_batch)
+            return plain
         table = self.accelerator.unwrap_model(model).get_input_embeddings().weight
         rows = inputs["input_ids"].unique().to(table.device)
+        is_alone = self.accelerator.num_processes == 1
+        earlier = table.grad[rows] if is_alone and table.grad is not None else torch.zeros_like(table[rows])
+        loss: Tensor = super().training_step(model, dict(inputs), num_items_in_batch)
+        direction = table.grad[rows] - earlier
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         gradients = [parameter.grad for parameter in parameters]
         with _restored(table, rows) as original:
             for step in range(self.attack.steps):
-                _disturb(table, rows, original, self.attack)
+                _move(table, rows, original, direction, self.attack)
                 is_last = step == self.attack.steps - 1  # the one whose gradients count
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     parameter.grad = gradient if is_last else None
                 super().training_step(model, dict(inputs), num_items_in_batch)
+                direction = table.grad[rows]
         return loss
 
 
@@ -105,10 +111,8 @@ def _restored(table: Tensor, rows: Tensor) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def _disturb(table: Tensor, rows: Tensor, original: Tensor, attack: Attack) -> None:
-    """Moves rows up the gradient, but not out of the ball."""
-    assert table.grad is not None
-    direction = table.grad[rows]
+def _move(table: Tensor, rows: Tensor, original: Tensor, direction: Tensor, attack: Attack) -> None:
+    """Moves rows in a direction, but not out of the ball."""
     length = direction.norm()
     if not length.isfinite() or length == 0:
         return

@@ -22,6 +22,9 @@ learning_rate = 1
 """
 
 
+WEIGHTS = 'training.class_weights={"B-人" = 2.5, O = 1}'
+
+
 def write(folder: Path, content: str) -> Path:
     path = folder / "recipe.toml"
     path.write_text(content, encoding="utf-8")
@@ -48,7 +51,9 @@ def test_every_value_can_be_set_on_the_command_line(tmp_path: Path) -> None:
 
 
 def test_the_resolved_recipe_reads_as_itself(tmp_path: Path) -> None:
-    recipe = Recipe.from_file(write(tmp_path, GOOD), ["model.name_or_path=类/型", 'model.labels=["O", "B-人"]'])
+    recipe = Recipe.from_file(
+        write(tmp_path, GOOD), ["model.name_or_path=类/型", 'model.labels=["O", "B-人"]', WEIGHTS]
+    )
     again = Recipe.from_file(write(tmp_path, recipe.to_toml()))
     assert again == recipe
     assert "layer_decay = 1.0" in recipe.to_toml()  # what was not said is said
@@ -85,6 +90,19 @@ def test_everything_wrong_is_named_at_once(tmp_path: Path) -> None:
         ("data.split_mode=words", "data.split_mode: expected text, characters, got 'words'"),
         ("model.scheme=IOB1", "model.scheme: expected BIO"),
         ("training.layer_decay=1.5", "training.layer_decay: expected 1e-06 to 1, got 1.5"),
+        ("training.patience=0", "training.patience: expected 1 to"),
+        ("training.max_tokens_per_batch=0", "training.max_tokens_per_batch: expected 1 to"),
+        ("training.loss=hinge", "training.loss: expected cross_entropy, focal, dice, got 'hinge'"),
+        ("training.adversarial=pgb", "training.adversarial: expected fgm, pgd, got 'pgb'"),
+        ("training.schedule=step", "training.schedule: expected linear, cosine, constant, got 'step'"),
+        ("training.class_weights={PER = -1}", "training.class_weights: PER: expected a positive number, got -1"),
+        ('training.class_weights={PER = "2"}', "training.class_weights: PER: expected a positive number, got '2'"),
+        ('training.report_to=["wandb"]', "training.report_to: expected of tensorboard, trackio, got 'wandb'"),
+        ("data.label_pieces=last", "data.label_pieces: expected first, all, got 'last'"),
+        ("data.overlapping=longest", "data.overlapping: expected error, keep"),
+        ("data.format=xml", "data.format: expected auto, conll, jsonl"),
+        ("data.scheme=IOB1", "data.scheme: expected auto, BIO"),
+        ("data.subset=zh", "data.subset: of which data.dataset"),
         ("training.batch_size=0", "training.batch_size: expected 1 to"),
         ("data.max_length=2", "data.max_length: expected 3 to"),
         ("epochs=3", r"--set epochs=3: expected SECTION\.KEY=VALUE"),
@@ -94,6 +112,33 @@ def test_everything_wrong_is_named_at_once(tmp_path: Path) -> None:
 def test_a_value_that_cannot_be_is_named(setting: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         Recipe.from_file(write(tmp_path, GOOD), [setting])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ["model.decoder=crf", "training.loss=dice"],
+            "training.loss: of single tokens, but decoder crf learns sequences",
+        ),
+        (
+            ["model.decoder=crf", "training.class_weights={A = 2}", "training.label_smoothing=0.1"],
+            "training.class_weights, label_smoothing: of single tokens",
+        ),
+        (["training.loss=focal", "training.label_smoothing=0.1"], "label_smoothing: of the loss cross_entropy only"),
+    ],
+)
+def test_values_that_do_not_go_together_are_named(settings: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Recipe.from_file(write(tmp_path, GOOD), settings)
+
+
+def test_a_data_set_s_splits_are_names_and_not_paths(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    for name, resolved in (("set", str(tmp_path / "set")), ("someone/ner", "someone/ner")):
+        settings = [f"data.dataset={name}", "data.train=train", "data.validation=dev", "data.subset=zh"]
+        data = Recipe.from_file(write(tmp_path, GOOD), settings).data
+        assert (data.dataset, data.train, data.validation, data.subset) == (resolved, "train", "dev", "zh")
 
 
 def test_a_file_that_is_no_recipe_is_named(tmp_path: Path) -> None:
