@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 import time
@@ -12,13 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from minibert import BertConfig, BertForTokenClassification, TokenClassifier
+from minibert import BertConfig, BertForTokenClassification, BertModel, TokenClassifier
 from minibert.text.alignment import labels_from_spans, spans_from_labels, tokenize
 from minibert.text.labels import LabelSet
 from minibert.text.tokenizer import load_tokenizer
 from minibert.train.data import read_examples
+from minibert.train.recipe import Recipe
+from minibert.train.training import train
 from tagger import LABELS, write_checkpoint
 
+CONFIGS = Path(__file__).parent.parent / "configs"
 # file: sentences, tokens (characters where it has none), entities, of these not spelled by the tokens of the whole text
 # (their edge falls inside a token, or two share one) and by those of each character (nested in another; a word joiner).
 CORPORA = {
@@ -151,3 +156,34 @@ def test_all_but_the_model_is_a_small_part_of_the_time_and_linear_in_the_text(
         classifier(text * times)
         seconds[times] = min(seconds.get(times, 1e9), time.perf_counter() - start)
     assert seconds[16] < 8 * seconds[4]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "labels"),
+    [
+        ("bert-base-chinese-cluener", ["data.train=cluener2020/dev.json"], 21),
+        ("bert-base-chinese-resume", ["data.train=resume_ner/dev.char.bmes"], 17),
+        ("bert-base-chinese-weibo", ["data.train=weibo_ner/weiboNER_2nd_conll.dev"], 17),
+        ("bert-base-chinese-msra", ["data.train=msra_ner/test.char.bmes"], 7),
+        ("resume-from-scratch", ["data.train=resume_ner/dev.char.bmes"], 18),
+    ],
+)
+def test_the_recipes_run_on_the_data_they_are_for(
+    recipe: str, settings: list[str], labels: int, data_dir: Path, tmp_path: Path
+) -> None:
+    """A step or two of each, with a tiny model in place of bert-base-chinese."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    BertModel(BertConfig(vocab_size=21128, **sizes)).save_pretrained(tmp_path / "base")
+    shutil.copy(data_dir / "bert-base-chinese" / "vocab.txt", tmp_path / "base")
+    content = (CONFIGS / f"{recipe}.toml").read_text(encoding="utf-8")
+    content = content.replace('"google-bert/bert-base-chinese"', '"base"').replace('"bert-base-chinese"', '"base"')
+    (tmp_path / "recipe.toml").write_text(content, encoding="utf-8")
+    (tmp_path / "tiny-4-layer.json").write_text(json.dumps({**sizes, "vocab_size": 21128}))
+    for folder in ("cluener2020", "resume_ner", "weibo_ner", "msra_ner"):
+        (tmp_path / folder).symlink_to(data_dir / folder)
+    settings = [*settings, "training.epochs=0.02", "training.report_to=[]", "training.max_tokens_per_batch=1000"]
+    model = train(Recipe.from_file(tmp_path / "recipe.toml", settings))
+    assert model.config.num_labels == labels
+    (out,) = (tmp_path / "runs").iterdir()
+    figures = json.loads((out / "training.json").read_text())
+    assert figures["scores"]["validation"]["examples"] == figures["texts"]["validation"] > 200
