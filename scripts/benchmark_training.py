@@ -124,9 +124,11 @@ def main() -> None:
     if options.json:
         print(json.dumps({"seconds": seconds, "ratios": ratios, "threads": torch.get_num_threads()}))
         return
-    print(f"{len(rows)} texts, {sum(rows['length']):,} tokens; {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
+    processor = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    print(f"{len(rows)} texts, {sum(rows['length']):,} tokens; {processor}")
     for name, of in seconds.items():
-        print(f"{name:12} median {medians[name]:7.2f} s  minimum {min(of):7.2f} s  minibert takes {ratios[name]:.2f} of it")
+        times = f"median {medians[name]:7.2f} s  minimum {min(of):7.2f} s"
+        print(f"{name:12} {times}  minibert takes {ratios[name]:.2f} of it")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import re
 import traceback
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
 import torch
 
 from minibert.model import attention
 from minibert.model.attention import ATTENTION_FUNCTIONS, MultiHeadAttention
+from minibert.train.recipe import TrainingPart
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "attention.md"
 LINES = DOCUMENT.read_text(encoding="utf-8").splitlines()
@@ -173,3 +176,26 @@ def test_the_blocks_about_entities_run_in_order() -> None:
     for block in blocks:
         exec(block, namespace)  # noqa: S102
     assert namespace["entities"]
+
+
+FINE_TUNING = Path(__file__).parent.parent / "docs" / "fine-tuning.md"
+
+
+def test_the_blocks_about_fine_tuning_run_in_order() -> None:
+    text = FINE_TUNING.read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 6
+    namespace: dict[str, Any] = {"__name__": "fine_tuning"}
+    for block in blocks:
+        exec(compile(block, str(FINE_TUNING), "exec"), namespace)  # noqa: S102
+
+
+def test_the_options_of_a_recipe_are_listed_with_their_defaults() -> None:
+    table = FINE_TUNING.read_text(encoding="utf-8").split("| `[training]` |")[1].split("\n\n")[0]
+    said = dict(re.findall(r"`(\w+)(?: = ([^`]+))?`(?=[,| ])", table))
+    options = {key.name: key for key in dataclasses.fields(TrainingPart) if key.name != "output_dir"}
+    assert options.keys() <= said.keys()
+    for name, key in options.items():
+        default = key.default if key.default_factory is dataclasses.MISSING else key.default_factory()
+        if default is not None:
+            assert tomllib.loads(f"value = {said[name]}")["value"] == default, name
