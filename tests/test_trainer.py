@@ -54,7 +54,7 @@ def collate(rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": padded("labels", -100)}
 
 
-def train(model: Any, directory: Path, collator: Any = collate, **options: Any) -> list[float]:
+def train(model: Any, directory: Path, collator: Any = collate, dataset: Any = None, **options: Any) -> list[float]:
     """Six optimiser steps of plain SGD, without dropout or shuffling; the logged losses."""
     arguments = transformers.TrainingArguments(
         output_dir=str(directory),
@@ -69,7 +69,7 @@ def train(model: Any, directory: Path, collator: Any = collate, **options: Any) 
         save_strategy="no",
         **options,
     )
-    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Sentences(), data_collator=collator)
+    trainer = transformers.Trainer(model, arguments, train_dataset=dataset or Sentences(), data_collator=collator)
     trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(trainer.train_dataset)  # type: ignore[method-assign]
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -116,6 +116,21 @@ def test_packed_batches_give_the_losses_of_padded_ones(tmp_path: Path) -> None:
     expected = train(padded, tmp_path / "padded", per_device_train_batch_size=4)
     losses = train(packed, tmp_path / "packed", PackingCollator(), per_device_train_batch_size=4)
     assert losses == pytest.approx(expected, abs=2e-4)
+
+
+def test_a_batch_without_a_label_spoils_nothing(tmp_path: Path) -> None:  # E05
+    class Unlabelled(Sentences):
+        def __init__(self) -> None:
+            super().__init__()
+            for row in self.rows[4:8]:  # the second step's
+                row["labels"] = [-100] * len(row["labels"])
+
+    model, _ = pair("BertForTokenClassification", **NO_DROPOUT)
+    losses = train(model, tmp_path, dataset=Unlabelled(), per_device_train_batch_size=4)
+    assert losses[1] == losses[4] == 0.0
+    assert all(0 < loss < 10 for loss in (losses[0], losses[2], losses[3], losses[5]))
+    assert losses[3] < losses[0]
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
 def write_checkpoint_folder(folder: Path) -> Path:

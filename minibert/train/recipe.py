@@ -110,7 +110,10 @@ class Recipe:
 
     @classmethod
     def from_file(cls, path: Path, settings: Sequence[str] = ()) -> Recipe:
-        """Reads a TOML file; `settings` such as "training.epochs=5" change it. Paths become absolute."""
+        """Reads a TOML file; `settings` such as "training.epochs=5" change it. Paths become absolute.
+
+        A setting without a value, "training.patience=", puts the default back.
+        """
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -120,7 +123,10 @@ class Recipe:
             section, dot, key = name.strip().partition(".")
             if not equals or not dot:
                 raise ConfigError(f"--set {setting}: expected SECTION.KEY=VALUE, such as training.epochs=5")
-            data.setdefault(section, {})[key] = _value(value.strip())
+            if value.strip():
+                data.setdefault(section, {})[key] = _value(value.strip())
+            else:
+                data.get(section, {}).pop(key, None)
         return cls.from_dict(data, path.parent.resolve(), str(path))
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from minibert.train.losses import symmetric_divergence
 
@@ -46,12 +47,30 @@ class RobustTrainer(transformers.Trainer):
         r_drop: weight of R-Drop's divergence: every batch goes through the model twice, with two dropout masks, and
             what it says should agree (Liang et al., "R-Drop", 2021, equation 4; cross entropy is the mean of both).
         attack: with one, each batch is learnt with disturbed embeddings too, and the gradients of both are added.
+        train_collator: makes the batches of training; default `data_collator`, which makes those of evaluation.
         **options: of `transformers.Trainer`.
     """
 
-    def __init__(self, *, r_drop: float = 0.0, attack: Attack | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        r_drop: float = 0.0,
+        attack: Attack | None = None,
+        train_collator: Callable[[Any], dict[str, Tensor]] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self.r_drop, self.attack = r_drop, attack
+        self.train_collator = train_collator or self.data_collator
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """As in Trainer, with the collator of training."""
+        usual, self.data_collator = self.data_collator, self.train_collator
+        try:
+            loader: DataLoader[Any] = super().get_train_dataloader()
+        finally:
+            self.data_collator = usual
+        return loader
 
     def compute_loss(
         self,
@@ -64,13 +83,14 @@ class RobustTrainer(transformers.Trainer):
         if not self.r_drop or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         labels = inputs["labels"]
-        twice = {name: torch.cat([value, value]) for name, value in inputs.items()}
-        count = (labels != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        rows = 1 if "sequence_lengths" in inputs else 0  # the dimension in which a sequence follows another
+        twice = {name: torch.cat([value, value], dim=min(rows, value.dim() - 1)) for name, value in inputs.items()}
+        count = (labels != -100).sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
         loss, outputs = super().compute_loss(model, twice, True, 2 * count)
-        first, second = outputs["logits"].chunk(2)
+        first, second = outputs["logits"].chunk(2, dim=rows)
         # Trainer multiplies the loss by the number of processes, over which gradients are averaged.
         scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
-        loss = loss + self.r_drop * scale * symmetric_divergence(first, second, labels) / count
+        loss = loss + self.r_drop * scale * symmetric_divergence(first, second, labels) / count.clamp(min=1)
         return (loss, outputs) if return_outputs else loss
 
     def training_step(

@@ -32,7 +32,7 @@ from minibert.text.labels import SCHEMES, LabelSet
 from minibert.text.tokenizer import load_tokenizer
 from minibert.train.data import Example, Faults, read_dataset, read_examples, unknown_types
 from minibert.train.evaluate import evaluate
-from minibert.train.features import Collator, TokenBatches, as_dataset, features
+from minibert.train.features import Collator, PackingCollator, TokenBatches, as_dataset, features
 from minibert.train.losses import TokenLoss, weights_of_labels
 from minibert.train.metrics import span_scores
 from minibert.train.optimizer import parameter_groups
@@ -191,6 +191,8 @@ def _trainer(
     trainer = RobustTrainer(
         r_drop=training.r_drop,
         attack=_attack(recipe),
+        # Tracing, and splitting a batch among devices, take rows.
+        train_collator=PackingCollator() if arguments.n_gpu <= 1 and not training.torch_compile else None,
         model=model,
         args=arguments,
         train_dataset=train_rows,

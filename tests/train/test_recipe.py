@@ -22,6 +22,7 @@ learning_rate = 1
 """
 
 
+FROM_SCRATCH = ["model.config=x.json", "model.tokenizer=x"]
 WEIGHTS = 'training.class_weights={"B-人" = 2.5, O = 1}'
 
 
@@ -48,6 +49,13 @@ def test_every_value_can_be_set_on_the_command_line(tmp_path: Path) -> None:
     assert (recipe.training.epochs, recipe.training.seed, recipe.training.patience) == (5, 7, 2)
     assert (recipe.data.format, recipe.data.train) == ("conll", "/a b.txt")
     assert recipe.model.labels == ["O", "B-A", "I-A"]
+
+
+def test_a_setting_without_a_value_puts_the_default_back(tmp_path: Path) -> None:
+    recipe = Recipe.from_file(
+        write(tmp_path, GOOD), ["data.validation=", "training.learning_rate=", "model.name_or_path=", *FROM_SCRATCH]
+    )
+    assert (recipe.data.validation, recipe.training.learning_rate, recipe.model.name_or_path) == (None, 3e-5, None)
 
 
 def test_the_resolved_recipe_reads_as_itself(tmp_path: Path) -> None:

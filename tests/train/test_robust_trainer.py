@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import transformers
 
 from minibert import BertConfig, BertForTokenClassification
+from minibert.train.features import Collator, PackingCollator
 from minibert.train.losses import TokenLoss, symmetric_divergence
 from minibert.train.trainer import Attack, RobustTrainer
 
@@ -121,7 +122,8 @@ def test_gradients_of_earlier_batches_stay(attack: Attack, tmp_path: Path) -> No
 def test_a_batch_without_a_gradient_is_not_attacked(tmp_path: Path) -> None:
     of = model(**NO_DROPOUT)
     empty = {**BATCH, "labels": torch.full_like(BATCH["labels"], -100)}
-    trainer(of, tmp_path, attack=Attack()).training_step(of, empty, torch.tensor(1))
+    made = trainer(of, tmp_path, attack=Attack(), r_drop=1.0)
+    assert made.training_step(of, empty, torch.tensor(0)) == 0.0
     assert all(p.isfinite().all() for p in of.parameters())
     assert all((gradient == 0).all() for gradient in gradients(of).values())
 
@@ -150,6 +152,30 @@ def test_r_drop_by_hand(loss: TokenLoss | None, tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected)
     counted = made.compute_loss(of, dict(BATCH), num_items_in_batch=None)
     assert counted.isfinite()
+
+
+@pytest.mark.parametrize("options", [{}, {"r_drop": 2.0}, {"attack": Attack(2, 0.3, 0.5)}])
+def test_packed_batches_leave_the_gradients_of_padded_ones(options: dict[str, Any], tmp_path: Path) -> None:
+    of = model(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.2)
+    other = copy.deepcopy(of)
+    torch.manual_seed(5)
+    padded = step(of, tmp_path, **options)
+    real = BATCH["attention_mask"].bool()
+    packed = {"input_ids": IDS[real][None], "labels": BATCH["labels"][real][None], "sequence_lengths": real.sum(1)}
+    torch.manual_seed(5)
+    trainer(other, tmp_path, **options).training_step(other, packed, torch.tensor(3))
+    assert all(torch.equal(gradient, padded[name]) for name, gradient in gradients(other).items())
+
+
+def test_training_and_evaluation_have_their_own_collators(tmp_path: Path) -> None:
+    of = model()
+    rows = [{"input_ids": [2, 7, 3], "labels": [-100, 1, -100]}, {"input_ids": [2, 3], "labels": [-100, -100]}]
+    made = trainer(
+        of, tmp_path, data_collator=Collator(), train_collator=PackingCollator(), train_dataset=rows, eval_dataset=rows
+    )
+    (training,), (evaluated,) = list(made.get_train_dataloader()), list(made.get_eval_dataloader())
+    assert training["input_ids"].shape == (1, 5)
+    assert evaluated["input_ids"].shape == (2, 3)
 
 
 def test_without_dropout_r_drop_changes_nothing_and_neither_does_it_in_evaluation(tmp_path: Path) -> None:
