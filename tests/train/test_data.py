@@ -293,7 +293,15 @@ def test_overlapping_entities_are_named_where_a_tagger_is_to_learn_them(tmp_path
     assert len(read_examples(path)[0].entities) == 3
     with pytest.raises(DataError, match=r"line 1: ORG 0\.\.4 and LOC 0\.\.2 overlap; expected one label"):
         read_examples(path, overlapping="error")
-    assert len(read_examples(write(tmp_path / "b.jsonl", json.dumps(beside)), overlapping="error")[0].entities) == 2
+    assert (
+        len(
+            read_examples(
+                write(tmp_path / "b.jsonl", json.dumps({**data, "label": [[0, 1, "A"], [1, 2, "B"]]})),
+                overlapping="error",
+            )[0].entities
+        )
+        == 2
+    )
     with pytest.raises(DataError, match="overlapping: expected error, keep, got 'longest'"):
         read_examples(path, overlapping="longest")
 
