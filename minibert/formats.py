@@ -21,6 +21,10 @@ p { white-space: pre-wrap; margin: .5rem 0; overflow-wrap: anywhere; }
 mark { padding: .1rem .2rem; border-radius: .2rem; }
 mark small { font-size: .7em; margin-left: .3em; opacity: .7; }
 .note { color: #b00; font-size: .8em; }
+table { border-collapse: collapse; }
+th, td { text-align: left; padding: 0 1rem 0 0; border-bottom: 1px solid #ddd; }
+pre { font-size: .8em; line-height: 1.4; overflow-x: auto; }
+img { max-width: 100%; }
 """
 
 
