@@ -43,15 +43,7 @@ class Sentences(Dataset[dict[str, list[int]]]):
         return self.rows[index]
 
 
-def collate(rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
-    longest = max(len(row["input_ids"]) for row in rows)
-
-    def padded(name: str, filler: int) -> Tensor:
-        return torch.tensor([row[name] + [filler] * (longest - len(row[name])) for row in rows])
-
-    ids = padded("input_ids", 5)
-    mask = torch.tensor([[1] * len(row["input_ids"]) + [0] * (longest - len(row["input_ids"])) for row in rows])
-    return {"input_ids": ids, "attention_mask": mask, "labels": padded("labels", -100)}
+collate = Collator(pad_token_id=5)
 
 
 def train(model: Any, directory: Path, collator: Any = collate, dataset: Any = None, **options: Any) -> list[float]:

@@ -40,16 +40,16 @@ def classification_loss(logits: Tensor, labels: Tensor, num_items: int | Tensor 
         if wrong.numel():
             classes = f"0 to {logits.shape[1] - 1}, or {IGNORED_LABEL} for none"
             raise MinibertError(f"labels: expected {classes}, got {wrong[0].item()}")
-    total = F.cross_entropy(_widen(logits), labels.long(), ignore_index=IGNORED_LABEL, reduction="sum")
-    return total / _at_least_one(is_label.sum() if num_items is None else num_items)
+    total = F.cross_entropy(widen(logits), labels.long(), ignore_index=IGNORED_LABEL, reduction="sum")
+    return total / at_least_one(is_label.sum() if num_items is None else num_items)
 
 
-def _at_least_one(count: int | Tensor) -> int | Tensor:
+def at_least_one(count: int | Tensor) -> int | Tensor:
     """A divisor for a sum that is 0 when there is nothing to count."""
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
 
 
-def _widen(logits: Tensor) -> Tensor:
+def widen(logits: Tensor) -> Tensor:
     """Half precision to float32: a sum over a batch needs the digits."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -305,9 +305,9 @@ class BertForSequenceClassification(BertTaskModel):
             shapes = f"{tuple(logits.shape)}, got {tuple(labels.shape)}"
             raise MinibertError(f"labels: expected shape {shapes} for problem_type {problem}")
         function = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
-        logits = _widen(logits)
+        logits = widen(logits)
         total = function(logits, labels.reshape(logits.shape).to(logits.dtype), reduction="sum")
-        return total / _at_least_one(logits.numel() if num_items is None else num_items)
+        return total / at_least_one(logits.numel() if num_items is None else num_items)
 
 
 class BertForMultipleChoice(BertTaskModel):

@@ -146,6 +146,11 @@ class LabelSet:
             )
 
     @property
+    def entity_types(self) -> list[str]:
+        """The types that entities can have, sorted."""
+        return sorted(set(self.types) - {""})
+
+    @property
     def outside_id(self) -> int:
         """The id of the label that means outside.
 

@@ -101,9 +101,8 @@ def read_examples(
         DataError: naming file, line and what was expected, of up to `MAX_FAULTS` faults.
     """
     path = Path(path)
-    for name, value, allowed in (("format", format, FORMATS), ("overlapping", overlapping, OVERLAPPING)):
-        if value not in allowed:
-            raise DataError(f"{name}: expected {', '.join(allowed)}, got {value!r}")
+    if format not in FORMATS:
+        raise DataError(f"format: expected {', '.join(FORMATS)}, got {format!r}")
     faults = Faults(str(path))
     text = _decoded(path, faults)
     start = re.match(r"\s*(\{|\[\s*(\{|\]))", text)
@@ -111,11 +110,7 @@ def read_examples(
         examples = _from_objects(objects(text), faults, str(path))
     else:
         examples = _from_columns(text, faults, scheme, token_column, tag_column)
-    found = list(_without_overlaps(examples, faults) if overlapping == "error" else examples)
-    faults.raise_if_any()
-    if not found:
-        raise DataError(f"{path}: holds no examples")
-    return found
+    return _collected(examples, faults, overlapping)
 
 
 def read_dataset(
@@ -148,11 +143,7 @@ def read_dataset(
 
     faults = Faults(source)
     examples = _from_objects(rows(), faults, source, unit="row", scheme=scheme)
-    found = list(_without_overlaps(examples, faults) if overlapping == "error" else examples)
-    faults.raise_if_any()
-    if not found:
-        raise DataError(f"{source}: holds no examples")
-    return found, declared.get("ner_tags") or declared.get("tags") or []
+    return _collected(examples, faults, overlapping), declared.get("ner_tags") or declared.get("tags") or []
 
 
 def unknown_types(examples: Iterable[Example], known: Iterable[str]) -> dict[str, str]:
@@ -200,6 +191,16 @@ def _decoded(path: Path, faults: Faults) -> str:
         start += len(line) + 1
     faults.raise_if_any()  # what such lines hold cannot be told
     return "\n".join(lines)
+
+
+def _collected(examples: Iterable[Example], faults: Faults, overlapping: str) -> list[Example]:
+    if overlapping not in OVERLAPPING:
+        raise DataError(f"overlapping: expected {', '.join(OVERLAPPING)}, got {overlapping!r}")
+    found = list(_without_overlaps(examples, faults) if overlapping == "error" else examples)
+    faults.raise_if_any()
+    if not found:
+        raise DataError(f"{faults.source}: holds no examples")
+    return found
 
 
 def _without_overlaps(examples: Iterable[Example], faults: Faults) -> Iterator[Example]:

@@ -139,12 +139,11 @@ def _scheme(examples: Sequence[Example]) -> str:
 
 
 def _refuse_unknown_types(examples: Sequence[Example], labels: LabelSet) -> None:
-    known = set(labels.types)
-    unknown = unknown_types(examples, known)
+    unknown = unknown_types(examples, labels.entity_types)
     if unknown:
         raise DataError(
             "; ".join(f"{place}: type {label!r}" for label, place in unknown.items())
-            + f": the model knows {', '.join(sorted(known - {''}))}"
+            + f": the model knows {', '.join(labels.entity_types)}"
         )
 
 

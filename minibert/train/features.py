@@ -77,7 +77,7 @@ def features(
     frame: list[int] = tokenizer.encode("").ids
     settings = (VERSION, tokenizer.to_str(), labels.names, labels.scheme, max_length, split_mode, label_pieces)
     fingerprint = hashlib.sha256(repr((dataset._fingerprint, settings)).encode()).hexdigest()[:32]
-    known = set(labels.types)
+    known = set(labels.entity_types)
 
     def rows_of(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         made: dict[str, list[Any]] = {"input_ids": [], "labels": [], "length": [], "unspelled": []}
@@ -89,7 +89,7 @@ def features(
             wanted = [Span(span["label"], span["start"], span["end"]) for span in spans]
             unknown = sorted({span.label for span in wanted} - known)
             if unknown:
-                raise DataError(f"{place}: type {unknown[0]!r} is not among {', '.join(sorted(known - {''}))}")
+                raise DataError(f"{place}: type {unknown[0]!r} is not among {', '.join(labels.entity_types)}")
             if label_pieces == "all":
                 ids, unspelled = labels_from_spans(tokens, wanted, labels)
             else:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minibert.errors import ConfigError
+from minibert.model.heads import at_least_one, widen
 from minibert.text.alignment import IGNORED
 from minibert.text.labels import LabelSet
 from minibert.train.recipe import LOSSES
@@ -57,12 +58,12 @@ class TokenLoss:
         logits, labels = logits[labelled], labels[labelled]  # (N, K), (N,)
         total = self.of_tokens(logits, labels).sum() + logits.sum() * 0.0
         divisor = labelled.sum() if num_items_in_batch is None else num_items_in_batch
-        loss: Tensor = total / (divisor.clamp(min=1) if isinstance(divisor, Tensor) else max(divisor, 1))
+        loss: Tensor = total / at_least_one(divisor)
         return loss
 
     def of_tokens(self, logits: Tensor, labels: Tensor) -> Tensor:
         """(N,) losses of logits (N, K) against labels (N,)."""
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = widen(logits)
         if self.kind == "dice":
             gold = F.one_hot(labels, logits.shape[1])
             p = logits.softmax(-1)
@@ -84,7 +85,7 @@ def weights_of_labels(weights: Mapping[str, float], labels: LabelSet) -> tuple[f
     Raises:
         ConfigError: a name that is neither, or a weight that is not positive.
     """
-    known = {*labels.names, *filter(None, labels.types)}
+    known = {*labels.names, *labels.entity_types}
     wrong = [name for name in weights if name not in known]
     if wrong:
         names = ", ".join(labels.names)

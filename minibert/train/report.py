@@ -22,6 +22,7 @@ from huggingface_hub import EvalResult, ModelCardData
 import minibert
 from minibert.formats import html_head
 from minibert.model.heads import BertForTokenClassification
+from minibert.text.labels import LabelSet
 from minibert.train.evaluate import Evaluation
 from minibert.train.recipe import Recipe
 from minibert.writing import replacing
@@ -178,7 +179,7 @@ def card(run: Run, *, has_picture: bool) -> str:
         eval_results=results or None,
     )
     parts = [f"---\n{data.to_yaml()}\n---", f"# {run.name}"]
-    types = ", ".join(sorted({name[2:] for name in run.model.config.id2label.values() if name[1:2] == "-"}))
+    types = ", ".join(LabelSet(list(run.model.config.id2label.values()), run.recipe.model.scheme).entity_types)
     parts.append(
         f"Finds entities in text: {types}. Made with `minibert train`; everything below was measured by that run."
     )

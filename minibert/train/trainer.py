@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from minibert.text.alignment import IGNORED
 from minibert.train.losses import symmetric_divergence
 
 
@@ -85,7 +86,7 @@ class RobustTrainer(transformers.Trainer):
         labels = inputs["labels"]
         rows = 1 if "sequence_lengths" in inputs else 0  # the dimension in which a sequence follows another
         twice = {name: torch.cat([value, value], dim=min(rows, value.dim() - 1)) for name, value in inputs.items()}
-        count = (labels != -100).sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        count = (labels != IGNORED).sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
         loss, outputs = super().compute_loss(model, twice, True, 2 * count)
         first, second = outputs["logits"].chunk(2, dim=rows)
         # Trainer multiplies the loss by the number of processes, over which gradients are averaged.

@@ -112,10 +112,11 @@ def train(recipe: Recipe, *, resume: bool = False, callbacks: Sequence[Any] = ()
                 )
                 rows[split] = made.select_columns(["input_ids", "labels", "length"])
                 _report_rows(split, of, made["unspelled"], length)
+    is_first = arguments.process_index == 0
+    if is_first:  # before Trainer and its loggers write there: a folder that cannot be written to is one clear error
+        with replacing(output) as write:
+            write("recipe.toml", lambda path: path.write_text(recipe.to_toml(), encoding="utf-8"))
     trainer = _trainer(recipe, arguments, model, labels, rows, Companion(model, tokenizer_source), callbacks)
-    is_first = trainer.is_world_process_zero()
-    if is_first:
-        _write(output, "recipe.toml", recipe.to_toml())
     trainer.train(resume_from_checkpoint=None if last is None else str(last))
     model.eval()
     if is_first:
@@ -235,10 +236,10 @@ def _attack(recipe: Recipe) -> Attack | None:
 
 def _loss(recipe: Recipe, labels: LabelSet) -> TokenLoss | None:
     training = recipe.training
+    if training.loss == "cross_entropy" and not training.class_weights and not training.label_smoothing:
+        return None  # the model's own
     weights = weights_of_labels(training.class_weights, labels) if training.class_weights else None
-    loss = TokenLoss(training.loss, weights, training.label_smoothing, training.focal_gamma, training.dice_alpha)
-    plain = TokenLoss("cross_entropy", focal_gamma=training.focal_gamma, dice_alpha=training.dice_alpha)
-    return None if loss == plain else loss  # the model's own
+    return TokenLoss(training.loss, weights, training.label_smoothing, training.focal_gamma, training.dice_alpha)
 
 
 def _read(recipe: Recipe) -> tuple[dict[str, list[Example]], list[str]]:
@@ -270,14 +271,13 @@ def _labels(recipe: Recipe, examples: dict[str, list[Example]], declared: list[s
         labels = LabelSet(recipe.model.labels, recipe.model.scheme)
     else:
         types = {span.label for of in examples.values() for example in of for span in example.entities}
-        types |= set(filter(None, LabelSet(declared, complete=False).types)) if declared else set()
+        types |= set(LabelSet(declared, complete=False).entity_types) if declared else set()
         letters = [letter for letter in SCHEMES[recipe.model.scheme] if letter]
         names = [f"{letter}-{name}" for name in sorted(types) for letter in letters]
         labels = LabelSet(["O", *names], recipe.model.scheme)
-    known = set(labels.types)
     for split, of in examples.items():
         faults = Faults(split)
-        for label, place in unknown_types(of, known).items():
+        for label, place in unknown_types(of, labels.entity_types).items():
             faults.add(place, f"type {label!r} is not among the recipe's labels")
         faults.raise_if_any()
     return labels
@@ -419,8 +419,3 @@ def _refuse_other_recipe(before: Recipe, now: Recipe, output: Path) -> None:
 
 
 MAY_CHANGE = {("training", "output_dir"), ("training", "report_to"), ("training", "patience")}
-
-
-def _write(folder: Path, name: str, content: str) -> None:
-    with replacing(folder) as write:
-        write(name, lambda path: path.write_text(content, encoding="utf-8"))
