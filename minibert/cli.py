@@ -133,8 +133,10 @@ def train(recipe: Path, settings: tuple[str, ...], resume: bool) -> None:
     from minibert.train.recipe import Recipe
 
     read = Recipe.from_file(recipe, settings)  # before anything heavy is loaded
-    from minibert.train.training import train as run
-
+    try:
+        from minibert.train.training import train as run
+    except ModuleNotFoundError as error:
+        raise MinibertError(f"training needs {error.name}: pip install 'minibert[train]'") from None
     with contextlib.redirect_stdout(sys.stderr):  # where loggers may talk
         run(read, resume=resume)
     if os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks

@@ -123,10 +123,13 @@ class Recipe:
             section, dot, key = name.strip().partition(".")
             if not equals or not dot:
                 raise ConfigError(f"--set {setting}: expected SECTION.KEY=VALUE, such as training.epochs=5")
+            table = data.setdefault(section, {})
+            if not isinstance(table, dict):
+                continue  # no table: named below with everything else
             if value.strip():
-                data.setdefault(section, {})[key] = _value(value.strip())
+                table[key] = _value(value.strip())
             else:
-                data.get(section, {}).pop(key, None)
+                table.pop(key, None)
         return cls.from_dict(data, path.parent.resolve(), str(path))
 
     @classmethod

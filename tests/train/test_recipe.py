@@ -156,6 +156,9 @@ def test_a_file_that_is_no_recipe_is_named(tmp_path: Path) -> None:
         Recipe.from_file(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match=r"\[model\]: expected a table, got 5"):
         Recipe.from_file(write(tmp_path, "model = 5"))
+    for setting in ("model.decoder=crf", "model.decoder="):
+        with pytest.raises(ConfigError, match=r"\[model\]: expected a table, got 5"):
+            Recipe.from_file(write(tmp_path, "model = 5"), [setting])
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parent.parent.parent / "configs").glob("*.toml")), ids=str)

@@ -290,6 +290,22 @@ def test_what_is_not_installed_is_done_without(
     assert "matplotlib is not installed" in caplog.text
 
 
+def test_a_folder_that_cannot_be_written_to_is_named(folder: Path) -> None:
+    (folder / "file").write_text("")
+    (folder / "a.toml").write_text(recipe(folder, training__output_dir="file/out").to_toml(), encoding="utf-8")
+    done = CliRunner().invoke(main, ["train", str(folder / "a.toml")])
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].startswith(f"Error: {folder / 'file' / 'out'}: ")
+
+
+def test_without_the_extra_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "a.toml").write_text(recipe(folder).to_toml(), encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "minibert.train.training")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    done = CliRunner().invoke(main, ["train", str(folder / "a.toml")])
+    assert (done.exit_code, done.stderr) == (1, "Error: training needs transformers: pip install 'minibert[train]'\n")
+
+
 def test_without_validation_the_last_model_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(recipe(folder, data={"train": "train.txt"}, training__epochs=2))
     assert "epoch 2 of 2: loss" in capsys.readouterr().err
