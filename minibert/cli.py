@@ -55,7 +55,7 @@ def _classifier_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _load_classifier(name_or_path: str, options: dict[str, Any]) -> Any:
+def _load_classifier(name_or_path: str | None, options: dict[str, Any]) -> Any:
     from minibert.predict import TokenClassifier
 
     classifier = TokenClassifier.from_pretrained(
@@ -70,7 +70,9 @@ def _load_classifier(name_or_path: str, options: dict[str, Any]) -> Any:
 @click.argument("texts", nargs=-1, metavar="[TEXT | -]...")
 @click.option("--file", "-f", "files", multiple=True, type=click.Path(path_type=Path), help="Tag each line of a file.")
 @click.option("--whole-files", is_flag=True, help="Take each file, or standard input, as one text.")
-@click.option("--model", "name_or_path", required=True, metavar="MODEL", help="A directory, or a name on the Hub.")
+@click.option(
+    "--model", "name_or_path", metavar="MODEL", help="A directory, or a name on the Hub; default a small model within."
+)
 @click.option(
     "--format",
     "format_",
@@ -83,7 +85,7 @@ def predict(
     texts: tuple[str, ...],
     files: tuple[Path, ...],
     whole_files: bool,
-    name_or_path: str,
+    name_or_path: str | None,
     format_: str,
     **options: Any,
 ) -> None:

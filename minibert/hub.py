@@ -15,6 +15,7 @@ from typing import Any
 from minibert.errors import CheckpointError, first_line
 from minibert.writing import file_in, locked
 
+DEFAULT_MODEL = Path(__file__).parent / "assets" / "default-model"  # the checkpoint that comes with the package
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # "bert-base-chinese" or "owner/name"
 
 

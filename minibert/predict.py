@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from minibert.config import SOURCE_OPTIONS, BertConfig
 from minibert.errors import CheckpointError, DataError, MinibertError
-from minibert.hub import Source
+from minibert.hub import DEFAULT_MODEL, Source
 from minibert.model.crf import BertCrfForTokenClassification
 from minibert.model.heads import BertForTokenClassification
 from minibert.text.alignment import (
@@ -122,7 +122,7 @@ class TokenClassifier:
     @classmethod
     def from_pretrained(
         cls,
-        name_or_path: str | os.PathLike[str],
+        name_or_path: str | os.PathLike[str] | None = None,
         *,
         device: str | torch.device | None = None,
         precision: str = "fp32",
@@ -141,6 +141,8 @@ class TokenClassifier:
         """Loads a checkpoint, local or from the Hub.
 
         Args:
+            name_or_path: a directory, or a name on the Hub; default the small model that comes with the package, whose
+                card (`assets/default-model/README.md`) says what it is for.
             device: where to run; default a GPU if there is one, else the CPU.
             precision: "fp32".
             threads: CPU threads, of the whole process; default as PyTorch has it.
@@ -159,6 +161,10 @@ class TokenClassifier:
                 raise MinibertError(f"threads: expected at least 1, got {threads}")
             torch.set_num_threads(threads)
         where = {name: options[name] for name in SOURCE_OPTIONS if name in options}
+        if name_or_path is None:
+            if where:
+                raise MinibertError(f"{', '.join(where)}: expected with the name of a checkpoint, got no name")
+            name_or_path = DEFAULT_MODEL
         source = Source(os.fspath(name_or_path), **where)
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         options = {"dtype": torch.float32, **options, "device": chosen, "output_loading_info": True}

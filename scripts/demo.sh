@@ -1,21 +1,18 @@
 #!/usr/bin/env bash
-# The main job, from nothing: writes a small checkpoint, finds entities in Chinese sentences with it, and compares its
-# numbers with those of transformers.
+# The main job: text in, entities out, with the small model that comes with the package.
+# bash scripts/demo.sh [TEXT...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
-install -e . transformers
+install -e .
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-.venv/bin/python scripts/write_demo_checkpoint.py "$work/checkpoint"
-echo
-echo "== minibert predict: text in, entities out =="
-.venv/bin/minibert predict --model "$work/checkpoint" 王小明住在北京。 上海第一人民医院2024年成立
-echo
-echo "The entities above are those of an UNTRAINED head: they mean nothing yet. What is real is the way to them:"
-echo "config, checkpoint, tokeniser, encoder, 18-label head, and places in the text that are exact."
-echo
-echo "== minibert parity: the same checkpoint in transformers =="
-.venv/bin/minibert parity "$work/checkpoint"
+if [ $# -eq 0 ]; then
+    set -- \
+        "王小明毕业于江州大学计算机系，现任恒翔科技有限公司技术总监。" \
+        "陈立群先生，1972年出生，中国国籍，汉族，中共党员，硕士研究生学历，高级工程师。" \
+        "昨天下午，云岭市教育局局长周慧在杭州参加了新校区的开工仪式。" \
+        "李老师，我是张伟的妈妈，孩子今天发烧，想请一天假。" \
+        "我姐姐在上海当护士，下个月要去法国旅游。" \
+        "黄瓜炒鸡蛋怎么做才好吃？"
+fi
+.venv/bin/minibert predict -- "$@"

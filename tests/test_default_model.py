@@ -12,18 +12,22 @@ SCRIPTS = Path(__file__).parent.parent / "scripts"
 FOLDER = SCRIPTS / "default_model"
 HAND_WRITTEN = Path(__file__).parent / "default_model_sentences.txt"
 TYPES = {"NAME", "ORG", "TITLE", "EDU", "CONT", "LOC", "PRO", "RACE"}
-# Parts that any name may have, and words that there are few of.
-CLOSED = {"surnames", "double_surnames", "nickname_prefixes", "company_suffixes", "generic_orgs", "school_suffixes"}
-CLOSED |= {"races", "hospitals"}
+# Lists that are complete by nature, or parts that any name may have: the held-out sentences share them.
+CLOSED = {
+    *("surnames", "double_surnames", "nickname_prefixes", "kin_suffixes", "provinces", "countries", "nationalities"),
+    *("races", "degrees", "company_suffixes", "company_branches", "generic_orgs", "department_kinds"),
+    *("school_suffixes", "hospitals", "government_departments", "hospital_departments", "title_ranks"),
+    *("title_prefixes", "titles_party", "titles_short", "rank_fields"),
+}
 
 sys.path.insert(0, str(SCRIPTS))
-from default_model.generate import Generator, common_characters  # noqa: E402
+from default_model.generate import SLOT, Generator, read_templates  # noqa: E402
 from default_model.marks import parse, read_marked  # noqa: E402
+from default_model.words import common_characters, read_lists  # noqa: E402
 
 
-def generator(kind: str, seed: int = 0) -> Generator:
-    prefix = "" if kind == "training" else "heldout_"
-    return Generator(FOLDER / f"{prefix}lists.toml", FOLDER / f"{prefix}templates.txt", seed, novelty=0.25)
+def generator(kind: str, seed: int = 0, novelty: float = 0.25) -> Generator:
+    return Generator(kind, seed, novelty)
 
 
 @pytest.mark.parametrize("kind", ["training", "heldout"])
@@ -56,14 +60,21 @@ def test_sentences_hold_no_entity_one_time_in_eight_or_more() -> None:
 
 
 def test_what_is_held_out_is_in_no_training_list_or_template() -> None:
-    ours, theirs = (tomllib.loads((FOLDER / name).read_text("utf-8")) for name in ("lists.toml", "heldout_lists.toml"))
-    assert ours.keys() == theirs.keys()
-    shared = {key: set(ours[key]) & set(theirs[key]) for key in ours.keys() - CLOSED}
+    ours, theirs = (read_lists(FOLDER / kind / "lists") for kind in ("training", "heldout"))
+    assert ours.keys() - theirs.keys() == CLOSED
+    assert theirs.keys() < ours.keys()
+    shared = {key: set(ours[key]) & set(theirs[key]) for key in theirs}
     assert {key: words for key, words in shared.items() if words} == {}
-    training, held_out = (
-        {template for of in generator(kind).templates.values() for template in of} for kind in ("training", "heldout")
-    )
+    training, held_out = ({line for of in read_templates(FOLDER / kind).values() for line in of} for kind in ("training", "heldout"))
     assert not training & held_out
+
+
+@pytest.mark.parametrize("kind", ["training", "heldout"])
+def test_templates_hold_no_entity_outside_a_slot(kind: str) -> None:
+    unlabelled = set("老师 记者 司机 医生 董事长 总经理 中共党员 本科 硕士 博士 汉族 中国 北京 上海 美国".split())
+    for template in (line for of in read_templates(FOLDER / kind).values() for line in of):
+        plain = SLOT.sub("|", template)
+        assert not [word for word in unlabelled if word in plain], template
 
 
 def test_hand_written_sentences_are_many_and_of_every_type() -> None:
@@ -72,9 +83,7 @@ def test_hand_written_sentences_are_many_and_of_every_type() -> None:
     assert {span.label for text in texts for span in text.spans} == TYPES
     assert not any(character in text.text for text in texts for character in "[]")
     assert len({text.text for text in texts}) == len(texts)
-    known = {
-        template for kind in ("training", "heldout") for of in generator(kind).templates.values() for template in of
-    }
+    known = {line for kind in ("training", "heldout") for of in read_templates(FOLDER / kind).values() for line in of}
     assert not known & {text.text for text in texts}
 
 
