@@ -35,7 +35,7 @@ from minibert.train.evaluate import Evaluation, evaluate
 from minibert.train.recipe import Recipe
 from minibert.train.training import train
 
-NOVELTY = 0.25  # of a part of a name in training: how often it is of characters that no list has
+NOVELTY = 0.2  # of a part of a name in training: how often it is of characters that no list has
 STARTS = ROUNDS = 5
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "default-model"

@@ -69,7 +69,7 @@ class Generator:
                 if text.text[-1] not in "。！？!?；;.…":
                     text += Text(self.random.choice("。。，； \n"), ())
                 text += self.fill(self.random.choice(self.templates[style]))
-            yield self._typed(text)
+            yield self._typed(self._loosened(text) if self.words.maybe(0.12) else text)
 
     def fill(self, template: str) -> Text:
         """A template with its slots filled."""
@@ -80,6 +80,16 @@ class Generator:
             result += Text(filled, (Span(slot[1], 0, len(filled)),) if slot[1].isupper() else ())
             last = slot.end()
         return result + Text(template[last:], ())
+
+    def _loosened(self, text: Text) -> Text:
+        """With a word before or behind an entity that no template has there, so that its edge is not known by heart."""
+        place = self.random.choice([span.start for span in text.spans] + [span.end for span in text.spans] or [0])
+        if sum(place in (span.start, span.end) for span in text.spans) > 1:  # between two that touch
+            return text
+        word = self.words.any("verbs", "objects", "feelings", "near_misses", "things", "activities")
+        before = tuple(span for span in text.spans if span.end <= place)
+        behind = tuple(Span(label, start - place, end - place) for label, start, end in text.spans if start >= place)
+        return Text(text.text[:place] + word, before) + Text(text.text[place:], behind)
 
     def _typed(self, text: Text) -> Text:
         """As people type it: half-width punctuation, other quotes, no full stop, a character that no vocabulary has."""

@@ -332,13 +332,14 @@ class Words:
             way = self.draw.random()
             if way < 0.6:
                 return field + rank
-            if way < 0.75:
+            if way < 0.8:
                 return self.any("title_prefixes") + rank
-            if way < 0.9:
-                return field + self.any("title_prefixes") + rank
-            return self.department() + self.draw.choice(("经理", "部长", "主任", "总经理", "副总经理", "负责人"))
+            return field + self.any("title_prefixes") + rank
         if kind == "rank" and self.maybe(0.3):
             return self.draw.choice(RANKS) + self.any("rank_fields") + "师"
+        if kind == "everyday" and self.maybe(self.novelty * 0.5):
+            what = self.novel(1, 2) if self.maybe(0.5) else self.any("things", "foods", "products", "objects", "animals", "verbs")
+            return what + self.draw.choice(("师", "员", "工", "手", "师傅", "家", "老师", "商", "工人", "专家", "经理", "运动员"))
         title = self.any(f"titles_{kind}")
         if kind in ("company", "government") and self.maybe(0.08) and not title.startswith("副"):
             title = self.draw.choice(("副", "代理", "常务副", "执行", "名誉", "代")) + title
@@ -346,13 +347,18 @@ class Words:
 
     def major(self, _: str) -> str:
         major = self.any("majors")
+        if self.maybe(self.novelty * 0.4):
+            what = self.novel(2, 3) if self.maybe(0.5) else self.any("company_industries", "products", "department_fields")
+            major = what + self.draw.choice(("学", "工程", "技术", "管理", "与技术", "设计", ""))
+            return major + "专业" if major == what else major
         if major.endswith("专业"):
             return major
         return major + self.draw.choice(("专业", "", "", "", "方向" if self.maybe(0.1) else ""))
 
     def nationality(self, _: str) -> str:
         if self.maybe(0.5):
-            return self.draw.choice(("中国国籍", "中国国籍", "中国籍", "中国"))
+            (common,) = self.draw.choices(("中国国籍", "中国籍", "中国"), (80, 15, 5))
+            return common
         if self.maybe(0.3):
             return self.any("countries") + self.draw.choice(("国籍", "籍"))
         return self.any("nationalities")
