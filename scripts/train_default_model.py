@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from default_model.card import Facts, card
 from default_model.generate import Generator, Text
 from default_model.marks import read_marked
+from default_model.start import initial_model
 from default_model.words import common_characters
 
 from minibert import BertConfig, TokenClassifier
@@ -36,7 +37,8 @@ from minibert.train.recipe import Recipe
 from minibert.train.training import train
 
 NOVELTY = 0.2  # of a part of a name in training: how often it is of characters that no list has
-STARTS = ROUNDS = 5
+HELD_OUT_SEED = 7
+STARTS = ROUNDS = 5  # of which the card has the median
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "default-model"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -72,7 +74,7 @@ def generate(sentences: int, seed: int) -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     write_jsonl(BUILD / "train.jsonl", Generator("training", seed, novelty=NOVELTY).sentences(sentences))
     write_jsonl(BUILD / "validation.jsonl", Generator("training", seed + 1_000_000, novelty=NOVELTY).sentences(1500))
-    write_jsonl(BUILD / "heldout.jsonl", Generator("heldout", 7, novelty=0.0).sentences(2000))
+    write_jsonl(BUILD / "heldout.jsonl", Generator("heldout", HELD_OUT_SEED, novelty=0.0).sentences(2000))
 
 
 def pack(run: Path, folder: Path) -> None:
@@ -160,7 +162,10 @@ def main() -> None:
     start = time.time()
     if not options.resume:
         shutil.rmtree(BUILD, ignore_errors=True)
-        write_tokenizer(BUILD / "tokenizer")
+        initial_model(BertConfig.from_pretrained(ROOT / "configs" / "default-model.json"), options.seed).save_pretrained(
+            BUILD / "start"
+        )
+        write_tokenizer(BUILD / "start")
         generate(options.sentences, options.seed)
     settings = [f"training.seed={options.seed}", *options.settings]
     recipe = Recipe.from_file(ROOT / "configs" / "default-model.toml", settings)
