@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from minibert.config import BertConfig as BertConfig
+    from minibert.engine import optimize as optimize
     from minibert.errors import CheckpointError as CheckpointError
     from minibert.errors import ConfigError as ConfigError
     from minibert.errors import DataError as DataError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "config": ("BertConfig",),
+    "engine": ("optimize",),
     "errors": ("CheckpointError", "ConfigError", "DataError", "MinibertError"),
     "model.attention": ("BertSelfAttention", "MultiHeadAttention"),
     "model.encoder": ("BertModel",),

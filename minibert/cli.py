@@ -46,6 +46,7 @@ def _classifier_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--stride", type=int, help="Tokens that two windows of a long text share."),
             click.option("--no-windows", "allow_windows", flag_value=False, default=None, help="Refuse long texts."),
             click.option("--max-tokens-per-batch", type=int, help="Cells that go through the model at once."),
+            click.option("--precision", type=click.Choice(["fp32", "int8", "bf16", "fp16"]), help="Default fp32."),
             click.option("--threads", type=int, help="CPU threads."),
             click.option("--device", help="cpu, cuda, cuda:1, ...; default a GPU if there is one."),
             click.option("--allow-untrained-head", is_flag=True, help="Accept a checkpoint without a trained head."),

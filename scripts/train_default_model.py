@@ -105,7 +105,7 @@ def first_answer(folder: Path) -> float:
 
 
 def rate(folder: Path) -> float:
-    """Characters a second over the hand-written sentences; the median of a few passes, after one that is not counted."""
+    """Characters a second over the hand-written sentences; the median of a few passes, the first not counted."""
     classifier = TokenClassifier.from_pretrained(folder)
     texts = [text.text for text in read_marked(ROOT / "tests" / "default_model_sentences.txt")]
     times = []
@@ -154,7 +154,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sentences", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of a run that was stopped")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the last checkpoint of a run that was stopped"
+    )
     parser.add_argument("--data", type=Path, help="a folder with resume_ner/test.char.bmes")
     parser.add_argument("--install", action="store_true", help="put the result in the package")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
@@ -162,9 +164,9 @@ def main() -> None:
     start = time.time()
     if not options.resume:
         shutil.rmtree(BUILD, ignore_errors=True)
-        initial_model(BertConfig.from_pretrained(ROOT / "configs" / "default-model.json"), options.seed).save_pretrained(
-            BUILD / "start"
-        )
+        initial_model(
+            BertConfig.from_pretrained(ROOT / "configs" / "default-model.json"), options.seed
+        ).save_pretrained(BUILD / "start")
         write_tokenizer(BUILD / "start")
         generate(options.sentences, options.seed)
     settings = [f"training.seed={options.seed}", *options.settings]

@@ -221,7 +221,6 @@ def test_parity_prints_a_line_for_each_layer_and_exits_by_the_tolerance(director
     [
         (["predict", "--model", "/nowhere", "x"], 1, "/nowhere: no such directory"),
         (["parity", "/nowhere"], 1, "/nowhere: no such directory"),
-        (["predict", "x"], 2, "Missing option '--model'"),
         (["predict", "--model", "/nowhere"], 2, "expected a TEXT, - for standard input, or --file"),
         (["predict", "--model", "/nowhere", "--stride", "many", "x"], 2, "'many' is not a valid integer"),
         (["evaluate", "/nowhere", "/no/such/file"], 1, "/no/such/file: cannot be read"),

@@ -37,6 +37,7 @@ class BertPreTrainedModel(nn.Module):
     tied_weights: ClassVar[Mapping[str, str]] = {}
     architecture: ClassVar[str | None] = None  # what config.json calls it, if not by the class's name
     config: BertConfig
+    engine: str | None = None  # what runs an optimized model, whose layers' weights are parameters no more
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -253,6 +254,7 @@ class BertPreTrainedModel(nn.Module):
                 end of the process, leaves the checkpoint that was there before whole, or else the new one. (While
                 its files move to their places, which takes a moment, other programs can see some of both.)
         """
+        self._refuse_if_optimized("saved")
         save_checkpoint(
             self,
             self.saved_config(),
@@ -261,6 +263,16 @@ class BertPreTrainedModel(nn.Module):
             source=self.source,
             max_shard_size=max_shard_size,
         )
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode, or eval mode, as in `nn.Module`; an optimized model has the latter only."""
+        if mode:
+            self._refuse_if_optimized("trained")
+        return super().train(mode)
+
+    def _refuse_if_optimized(self, what: str) -> None:
+        if self.engine is not None:
+            raise MinibertError(f"an optimized model ({self.engine}) cannot be {what}; take the one it was made from")
 
     def saved_config(self) -> BertConfig:
         """The config as a checkpoint of this model has it: with the architecture's name and the parameters' dtype."""

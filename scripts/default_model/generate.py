@@ -13,12 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from default_model.words import Words, read_lists
-
 from minibert.text.labels import Span
 
 HERE = Path(__file__).parent
 SLOT = re.compile(r"\{([A-Za-z]+)(?::([a-z]+))?\}")
-STYLES = {"cv": 32, "news": 18, "notice": 10, "chat": 10, "everyday": 14, "list": 5, "plain": 9, "short": 9}  # in a hundred texts
+STYLES = {
+    "cv": 32,
+    "news": 18,
+    "notice": 10,
+    "chat": 10,
+    "everyday": 14,
+    "list": 5,
+    "plain": 9,
+    "short": 9,
+}  # in a hundred texts
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,9 @@ def read_lists(folder: Path) -> dict[str, list[str]]:
         for key, words in tomllib.loads(path.read_text(encoding="utf-8")).items():
             if key in lists:
                 raise ValueError(f"the list {key} is in two files of {folder}")
-            lists[key] = list(dict.fromkeys(word.strip() for word in words.replace("\n", "、").split("、") if word.strip()))
+            lists[key] = list(
+                dict.fromkeys(word.strip() for word in words.replace("\n", "、").split("、") if word.strip())
+            )
     return lists
 
 
@@ -109,7 +111,9 @@ class Words:
                 given = self.any("nicknames") if self.maybe(0.3) else self.any("given_names")
                 return self.novel(2, 2) if self.maybe(self.novelty * 0.5) else given
             case "masked":
-                return self.surname() + self.draw.choice(("某", "某某", "某" + self.any("given_characters"), "××", "XX"))
+                return self.surname() + self.draw.choice(
+                    ("某", "某某", "某" + self.any("given_characters"), "××", "XX")
+                )
             case "foreign":
                 return self.foreign()
             case "english":
@@ -125,7 +129,24 @@ class Words:
 
     def surname_in_letters(self) -> str:
         return self.draw.choice(
-            ("Wang", "Li", "Zhang", "Liu", "Chen", "Yang", "Zhao", "Huang", "Zhou", "Wu", "Xu", "Sun", "Hu", "Zhu", "Gao", "Lin")
+            (
+                "Wang",
+                "Li",
+                "Zhang",
+                "Liu",
+                "Chen",
+                "Yang",
+                "Zhao",
+                "Huang",
+                "Zhou",
+                "Wu",
+                "Xu",
+                "Sun",
+                "Hu",
+                "Zhu",
+                "Gao",
+                "Lin",
+            )
         )
 
     def nick(self) -> str:
@@ -135,7 +156,9 @@ class Words:
         if way < 0.6:
             return self.any("nickname_prefixes") + self.any("given_characters")
         if way < 0.75:
-            return (self.any("surnames") if self.maybe(0.6) else self.any("given_characters")) + self.any("kin_suffixes")
+            return (self.any("surnames") if self.maybe(0.6) else self.any("given_characters")) + self.any(
+                "kin_suffixes"
+            )
         if way < 0.85:
             return self.any("given_characters") * 2
         return self.any("nicknames")
@@ -218,7 +241,9 @@ class Words:
         if way < 0.55:
             return self.stem() + self.any("company_industries")
         if way < 0.7:
-            return self.stem() + self.draw.choice(("集团", "股份", "控股", "国际", "科技", "网", "传媒", "资本", "实业"))
+            return self.stem() + self.draw.choice(
+                ("集团", "股份", "控股", "国际", "科技", "网", "传媒", "资本", "实业")
+            )
         if way < 0.8:
             return self.any("provinces", "cities") + self.stem()
         if way < 0.92:
@@ -236,7 +261,17 @@ class Words:
         draw = self.draw
         place = self.place() if self.maybe(0.65) else ""
         if not kind:
-            kinds = ("company", "short", "school", "government", "association", "hospital", "media", "bank", "institute")
+            kinds = (
+                "company",
+                "short",
+                "school",
+                "government",
+                "association",
+                "hospital",
+                "media",
+                "bank",
+                "institute",
+            )
             kind = draw.choice(kinds)
         match kind:
             case "company" | "short" | "school" | "department" | "companydept":
@@ -259,7 +294,9 @@ class Words:
                 first = (place or stem) if self.maybe(0.8) else stem
                 return first + self.any("hospitals") + (self.any("hospital_departments") if kind[-1] == "t" else "")
             case "shop":
-                first = self.stem() if self.maybe(0.6) else self.any("roads", "cities", "towns", "surnames", "nicknames")
+                first = (
+                    self.stem() if self.maybe(0.6) else self.any("roads", "cities", "towns", "surnames", "nicknames")
+                )
                 return first + self.any("shops")
             case "bank":
                 branch = (self.any("cities", "districts") + draw.choice(("分行", "支行"))) if self.maybe(0.25) else ""
@@ -268,39 +305,72 @@ class Words:
             case "media":
                 if self.maybe(0.35):
                     stem = self.place() or self.stem()
-                    endings = "日报 晚报 都市报 电视台 卫视 新闻网 晨报 广播电台 周刊 早报 商报 日报社 新闻频道 交通广播"
+                    endings = (
+                        "日报 晚报 都市报 电视台 卫视 新闻网 晨报 广播电台 周刊 早报 商报 日报社 新闻频道 交通广播"
+                    )
                     return stem + draw.choice(endings.split())
                 return self.any("media")
             case "team":
                 if self.maybe(0.35):
                     animals = "猛虎 飞鹰 雄狮 海豚 飞龙 战狼 雪豹 火箭 飓风 星辰 闪电 蓝鲸 骑士 猎豹 烈焰"
-                    return self.any("cities", "provinces") + draw.choice(animals.split()) + draw.choice("队 队 男篮 女排".split())
+                    return (
+                        self.any("cities", "provinces")
+                        + draw.choice(animals.split())
+                        + draw.choice(["队", "队", "男篮", "女排"])
+                    )
                 return self.any("military_police_sport")
             case "english":
                 return self.any("english_companies")
             case _:
-                return self.any({"generic": "generic_orgs", "schoolshort": "school_short", "foreign": "foreign_orgs"}[kind])
+                return self.any(
+                    {"generic": "generic_orgs", "schoolshort": "school_short", "foreign": "foreign_orgs"}[kind]
+                )
 
     # Places.
 
     def location(self, kind: str) -> str:
         draw = self.draw
         if not kind:
-            kinds = "city city province district country scenic foreigncity address place town".split()
+            kinds = [
+                "city",
+                "city",
+                "province",
+                "district",
+                "country",
+                "scenic",
+                "foreigncity",
+                "address",
+                "place",
+                "town",
+            ]
             kind = draw.choice(kinds)
         if kind == "address":
             return self.address()
         if kind == "road":
             return self.road()
-        endings = {"city": "市州", "district": "区县", "town": "镇乡", "village": "村", "place": "站", "scenic": "山湖江岛"}
+        endings = {
+            "city": "市州",
+            "district": "区县",
+            "town": "镇乡",
+            "village": "村",
+            "place": "站",
+            "scenic": "山湖江岛",
+        }
         if kind in endings and self.maybe(self.novelty * 0.4):
             return self.novel(2, 2) + draw.choice(endings[kind])
         if kind == "place" and self.maybe(0.3):
-            ends = "站 火车站 机场 广场 公园 大桥 码头 小区 花园 大厦 体育馆 东站 汽车站 地铁站 开发区 步行街 家园 国际机场"
+            ends = "站 火车站 机场 广场 公园 大桥 码头 小区 花园 大厦 体育馆 东站 汽车站 地铁站 开发区 步行街"
+            ends += " 家园 国际机场"
             return self.any("cities", "districts", "school_stems", "company_stems") + draw.choice(ends.split())
         if kind == "city" and self.maybe(0.12):
             return self.any("provinces") + self.any("cities")
-        keys = {"province": "provinces", "city": "cities", "district": "districts", "town": "towns", "village": "villages"}
+        keys = {
+            "province": "provinces",
+            "city": "cities",
+            "district": "districts",
+            "town": "towns",
+            "village": "villages",
+        }
         keys |= {"country": "countries", "foreigncity": "foreign_cities", "scenic": "scenic", "region": "regions"}
         return self.any(keys.get(kind, "places"))
 
@@ -316,7 +386,14 @@ class Words:
     def road(self) -> str:
         number = self.draw.randint(1, 999)
         details = ("", "", f"{number}号", f"{number}号", f"{number}弄{self.draw.randint(1, 60)}号")
-        ends = ("", "", "", f"{self.draw.randint(1, 30)}栋", f"{self.draw.randint(1, 30)}层", f"{self.draw.randint(101, 2904)}室")
+        ends = (
+            "",
+            "",
+            "",
+            f"{self.draw.randint(1, 30)}栋",
+            f"{self.draw.randint(1, 30)}层",
+            f"{self.draw.randint(101, 2904)}室",
+        )
         detail = self.draw.choice(details)
         return self.any("roads") + detail + (self.draw.choice(ends) if detail else "")
 
@@ -338,8 +415,14 @@ class Words:
         if kind == "rank" and self.maybe(0.3):
             return self.draw.choice(RANKS) + self.any("rank_fields") + "师"
         if kind == "everyday" and self.maybe(self.novelty * 0.5):
-            what = self.novel(1, 2) if self.maybe(0.5) else self.any("things", "foods", "products", "objects", "animals", "verbs")
-            return what + self.draw.choice(("师", "员", "工", "手", "师傅", "家", "老师", "商", "工人", "专家", "经理", "运动员"))
+            what = (
+                self.novel(1, 2)
+                if self.maybe(0.5)
+                else self.any("things", "foods", "products", "objects", "animals", "verbs")
+            )
+            return what + self.draw.choice(
+                ("师", "员", "工", "手", "师傅", "家", "老师", "商", "工人", "专家", "经理", "运动员")
+            )
         title = self.any(f"titles_{kind}")
         if kind in ("company", "government") and self.maybe(0.08) and not title.startswith("副"):
             title = self.draw.choice(("副", "代理", "常务副", "执行", "名誉", "代")) + title
@@ -348,7 +431,9 @@ class Words:
     def major(self, _: str) -> str:
         major = self.any("majors")
         if self.maybe(self.novelty * 0.4):
-            what = self.novel(2, 3) if self.maybe(0.5) else self.any("company_industries", "products", "department_fields")
+            what = (
+                self.novel(2, 3) if self.maybe(0.5) else self.any("company_industries", "products", "department_fields")
+            )
             major = what + self.draw.choice(("学", "工程", "技术", "管理", "与技术", "设计", ""))
             return major + "专业" if major == what else major
         if major.endswith("专业"):
@@ -375,19 +460,39 @@ class Words:
                 return f"{year}年{month}月"
             case "date":
                 return draw.choice(
-                    (f"{year}年{month}月{day}日", f"{month}月{day}日", f"{month}月{day}号", draw.choice("昨天 明天 今天 下周三 周末 上个月 本月底 去年".split()))
+                    (
+                        f"{year}年{month}月{day}日",
+                        f"{month}月{day}日",
+                        f"{month}月{day}号",
+                        draw.choice(["昨天", "明天", "今天", "下周三", "周末", "上个月", "本月底", "去年"]),
+                    )
                 )
             case "dateslash":
-                return draw.choice((f"{year}/{month:02}", f"{year}.{month}", f"{year}-{month:02}-{day:02}", f"{year}.{month:02}"))
+                return draw.choice(
+                    (f"{year}/{month:02}", f"{year}.{month}", f"{year}-{month:02}-{day:02}", f"{year}.{month:02}")
+                )
             case "time":
-                half = draw.choice("上午 下午 早上 晚上 中午 凌晨".split())
-                return draw.choice((f"{draw.randint(0, 23)}:{draw.randint(0, 59):02}", f"{half}{DIGITS[draw.randint(1, 9)]}点", f"{half}{draw.randint(1, 12)}点半"))
+                half = draw.choice(["上午", "下午", "早上", "晚上", "中午", "凌晨"])
+                return draw.choice(
+                    (
+                        f"{draw.randint(0, 23)}:{draw.randint(0, 59):02}",
+                        f"{half}{DIGITS[draw.randint(1, 9)]}点",
+                        f"{half}{draw.randint(1, 12)}点半",
+                    )
+                )
             case "age":
                 return str(draw.randint(1, 99))
             case "number":
                 return str(draw.choice((draw.randint(1, 12), draw.randint(1, 60), draw.randint(1, 5000))))
             case "money":
-                return draw.choice((f"{draw.randint(1, 9000)}元", f"{draw.randint(1, 900)}万元", f"{draw.randint(1, 99)}.{draw.randint(0, 9)}亿元", f"{draw.randint(2, 99)}块钱"))
+                return draw.choice(
+                    (
+                        f"{draw.randint(1, 9000)}元",
+                        f"{draw.randint(1, 900)}万元",
+                        f"{draw.randint(1, 99)}.{draw.randint(0, 9)}亿元",
+                        f"{draw.randint(2, 99)}块钱",
+                    )
+                )
             case "percent":
                 return f"{draw.randint(0, 99)}.{draw.randint(0, 99)}%"
             case "phone":
@@ -404,7 +509,13 @@ class Words:
             case "season":
                 return draw.choice("春夏秋冬") + draw.choice(("天", "季"))
             case _:
-                keys = {"product": "products", "book": "books_films", "event": "events", "food": "foods", "verb": "verbs"}
+                keys = {
+                    "product": "products",
+                    "book": "books_films",
+                    "event": "events",
+                    "food": "foods",
+                    "verb": "verbs",
+                }
                 keys |= {"activity": "activities", "thing": "things", "feeling": "feelings", "nearmiss": "near_misses"}
                 keys |= {"relative": "relatives", "animal": "animals", "object": "objects", "remark": "remarks"}
                 return self.any(keys[name])

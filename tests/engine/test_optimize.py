@@ -1,0 +1,190 @@
+"""An optimized model gives the plain model's numbers, and leaves that one as it was."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import minibert
+from minibert import BertConfig, BertForTokenClassification, BertModel, MinibertError
+from minibert.config import ACTIVATION_NAMES
+from minibert.engine import kernels, optimize
+from minibert.engine.kernels import Int8Linear, Kernel, OneDnnLinear, PlainLinear, kernel_for
+from minibert.model.crf import BertCrfForTokenClassification
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 101, "hidden_size": 40, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 72,
+    "max_position_embeddings": 50, "initializer_range": 0.3,
+}  # fmt: skip
+HEADS = (
+    "BertModel", "BertForTokenClassification", "BertForMaskedLM", "BertForPreTraining",
+    "BertForNextSentencePrediction", "BertForSequenceClassification", "BertForQuestionAnswering",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _probe_anew() -> Iterator[None]:
+    kernel_for.cache_clear()
+    yield
+    kernel_for.cache_clear()
+
+
+def batch() -> dict[str, Tensor]:
+    input_ids = torch.randint(1, 101, (4, 13))
+    mask = torch.ones(4, 13, dtype=torch.long)
+    mask[1, 9:] = mask[2, 1:] = mask[3, :] = 0
+    return {"input_ids": input_ids, "attention_mask": mask, "token_type_ids": torch.randint(0, 2, (4, 13))}
+
+
+def same(ours: Any, plain: Any) -> None:
+    assert ours.keys() == plain.keys()
+    for name in plain.keys():  # noqa: SIM118
+        torch.testing.assert_close(ours[name], plain[name], rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_float32_numbers_are_the_plain_models_in_every_head(head: str) -> None:
+    plain = getattr(minibert, head)(BertConfig(**SIZES)).eval()
+    inputs = batch()
+    with torch.no_grad():
+        same(optimize(plain)(**inputs), plain(**inputs))
+
+
+@pytest.mark.parametrize("name", ACTIVATION_NAMES)
+def test_every_activation(name: str) -> None:
+    plain = BertModel(BertConfig(**SIZES, hidden_act=name)).eval()
+    inputs = batch()
+    with torch.no_grad():
+        same(optimize(plain)(**inputs), plain(**inputs))
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {},
+        {"attention_mask": torch.rand(2, 13, 13) > 0.3},
+        {"attention_mask": torch.randn(2, 5, 13, 13)},
+        {"output_attentions": True, "output_hidden_states": True},
+        {"position_ids": torch.arange(13).flip(0)},
+    ],
+    ids=["plain", "who-attends-to-whom", "added-to-the-scores", "all-states", "positions"],
+)
+def test_every_kind_of_input(inputs: dict[str, Any]) -> None:
+    plain = BertModel(BertConfig(**SIZES, layer_norm_eps=1e-3)).eval()
+    ids = torch.randint(1, 101, (2, 13))
+    fast = optimize(plain)
+    with torch.no_grad():
+        ours, theirs = fast(ids, **inputs), plain(ids, **inputs)
+        torch.testing.assert_close(ours.to_tuple(), theirs.to_tuple(), rtol=0, atol=1e-5)
+        lengths = torch.tensor([4, 9])
+        row = {"input_ids": ids[:1], "sequence_lengths": lengths}
+        same(fast(**row), plain(**row))
+
+
+def test_a_model_with_a_crf_and_one_in_eager_attention() -> None:
+    plain = BertCrfForTokenClassification(BertConfig(**SIZES, num_labels=7)).eval()
+    plain.set_attn_implementation("eager")
+    inputs = batch() | {"labels": torch.randint(0, 7, (4, 13))}
+    fast = optimize(plain)
+    assert fast.bert.encoder.layer[0].attention.self.attn_implementation == "eager"
+    with torch.no_grad():
+        same(fast(**inputs), plain(**inputs))
+
+
+def test_the_plain_model_stays_as_it_was_and_can_be_let_go() -> None:
+    plain = BertForTokenClassification(BertConfig(**SIZES)).train()
+    names = [name for name, _ in plain.named_parameters()]
+    inputs = batch()
+    plain.eval()
+    before = plain(**inputs).logits.detach()
+    plain.train()
+    fast = optimize(plain)
+    assert plain.training
+    assert not fast.training
+    assert [name for name, parameter in plain.named_parameters() if parameter.requires_grad] == names
+    plain.eval()
+    assert torch.equal(plain(**inputs).logits, before)
+    assert not fast(**inputs).logits.requires_grad
+    # Embeddings and head are shared, the layers' weights are not held on to.
+    assert fast.classifier.weight.data_ptr() == plain.classifier.weight.data_ptr()
+    weight = weakref.ref(plain.bert.encoder.layer[0].output.dense.weight)
+    del plain
+    gc.collect()
+    assert weight() is None
+
+
+def test_int8_is_close_smaller_and_the_same_each_time() -> None:
+    plain = BertForTokenClassification(BertConfig(**{**SIZES, "initializer_range": 0.1}, num_labels=7)).eval()
+    fast = optimize(plain, "int8")
+    inputs = batch()
+    with torch.no_grad():
+        ours, theirs = fast(**inputs).logits, plain(**inputs).logits
+        assert torch.equal(ours, fast(**inputs).logits)
+    assert 0 < (ours - theirs).abs().max() < 0.1 * theirs.abs().max()
+    layers = [module for module in fast.modules() if isinstance(module, Kernel)]
+    assert len(layers) == 4 * 3
+    assert {type(layer) for layer in layers} == {Int8Linear}
+    assert {type(module) for module in (fast.classifier, fast.bert.embeddings.word_embeddings)} == {
+        nn.Linear,
+        nn.Embedding,
+    }
+
+
+def test_int8_does_not_overflow_where_products_are_summed_in_pairs() -> None:
+    # The largest inputs by the largest weights, all of one sign: 8 bits by 8 bits, twice, is more than 16 bits hold.
+    x, weight = torch.full((3, 256), 1.0), torch.full((16, 256), 1.0)
+    product = Int8Linear(weight, None)(x)
+    torch.testing.assert_close(product, torch.full((3, 16), 256.0), rtol=0.02, atol=0)
+
+
+def test_what_runs_it_is_said_and_a_missing_or_wrong_operator_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = BertModel(BertConfig(**SIZES))
+    assert model.engine is None
+    assert optimize(model).engine == f"fp32 by {OneDnnLinear.name}"
+    right = OneDnnLinear.forward
+
+    def missing(*_: object) -> Tensor:
+        raise RuntimeError("no such operator")
+
+    for broken in (missing, lambda self, x: right(self, x) * 1.001):
+        kernel_for.cache_clear()
+        monkeypatch.setattr(OneDnnLinear, "forward", broken)
+        assert kernel_for("fp32") is PlainLinear
+        assert optimize(model).engine == "fp32 by PyTorch"
+    kernel_for.cache_clear()
+    monkeypatch.setitem(kernels.KERNELS, "int8", ())
+    with pytest.raises(MinibertError, match="precision int8: PyTorch has no kernel for it on this processor"):
+        optimize(model, "int8")
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    model = BertModel(BertConfig(**SIZES))
+    fast = optimize(model)
+    for precision, message in (("fp8", "expected fp32, int8, bf16, fp16, got 'fp8'"), ("bf16", "bf16 is for a GPU")):
+        with pytest.raises(MinibertError, match=message):
+            optimize(model, precision)
+    with pytest.raises(MinibertError, match="expected at least 1, got 0"):
+        optimize(model, threads=0)
+    with pytest.raises(MinibertError, match="optimized already"):
+        optimize(fast)
+    with pytest.raises(MinibertError, match="expected a model in float32, got torch"):
+        optimize(BertModel(BertConfig(**SIZES)).half())
+    for refused in (fast.train, lambda: fast.save_pretrained(tmp_path / "model")):
+        with pytest.raises(MinibertError, match=r"an optimized model .* cannot be (trained|saved)"):
+            refused()
+    assert not (tmp_path / "model").exists()
+    assert fast.eval() is fast
+
+
+def test_threads_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    optimize(BertModel(BertConfig(**SIZES)), threads=3)
+    assert asked == [3]
