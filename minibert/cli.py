@@ -192,6 +192,32 @@ def parity(name_or_path: str, texts: tuple[str, ...], tolerance: float, attentio
         raise click.ClickException("the numbers differ from transformers'")
 
 
+@main.command(short_help="Time minibert and its peers side by side.")
+@click.option("--model", "folder", type=click.Path(path_type=Path), help="Default BERT-base with random weights.")
+@click.option("--workload", "workloads", multiple=True, metavar="NAME", help="lat32, b8x128, mixed, sorted; or all.")
+@click.option("--peer", "peers", multiple=True, metavar="NAME", help='Such as "minibert fp32"; default all there are.')
+@click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1))
+@click.option("--threads", type=click.IntRange(min=1), help="For every peer; default as PyTorch has it.")
+def bench(
+    folder: Path | None, workloads: tuple[str, ...], peers: tuple[str, ...], rounds: int, threads: int | None
+) -> None:
+    """Time minibert and its peers on the same weights and inputs, taking turns; the last line is JSON.
+
+    Peers that are not installed are left out and named: pip install 'minibert[bench]'. Let nothing else run.
+    """
+    from minibert.bench.measure import bench as run
+
+    def progress(text: str) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"\r\x1b[K{text}", err=True, nl=False)
+
+    results = run(folder, workloads, peers, rounds=rounds, threads=threads, progress=progress)
+    progress("")
+    for line in results.lines():
+        click.echo(line)
+    click.echo(results.to_json())
+
+
 @main.command(no_args_is_help=True, short_help="Say what a checkpoint holds.")
 @click.argument("name_or_path", metavar="MODEL")
 def info(name_or_path: str) -> None:

@@ -355,7 +355,8 @@ def test_labels_without_names_are_refused(tmp_path: Path) -> None:
 def test_what_runs_is_shown(classifier: TokenClassifier) -> None:
     threads = torch.get_num_threads()
     assert repr(classifier) == (
-        f"TokenClassifier(18 labels in BIO, 2 layers of 32, float32 on cpu, fp32 by prepacked oneDNN, {threads} threads, "
+        f"TokenClassifier(18 labels in BIO, 2 layers of 32, float32 on cpu, fp32 by prepacked oneDNN, "
+        f"{threads} threads, "
         "first, argmax, split by text)"
     )
 

@@ -1,0 +1,1 @@
+"""minibert and its peers side by side: the same weights, the same inputs, in one run."""
