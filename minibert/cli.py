@@ -219,12 +219,17 @@ def bench(
 
 
 @main.command(no_args_is_help=True, short_help="Say what a checkpoint holds.")
-@click.argument("name_or_path", metavar="MODEL")
-def info(name_or_path: str) -> None:
+@click.argument("name_or_path", metavar="[MODEL]", required=False)
+@click.option("--engine", is_flag=True, help="Say what would run a model on this machine, and at which precision.")
+def info(name_or_path: str | None, engine: bool) -> None:
     """Say what a person wants to know of MODEL before using it: sizes, labels, files, tokeniser, what is missing."""
-    from minibert.info import describe
+    from minibert.info import describe, engine_lines
 
-    for line in describe(name_or_path):
+    if name_or_path is None and not engine:
+        raise click.UsageError("expected a MODEL, or --engine")
+    for line in engine_lines() if engine else ():
+        click.echo(line)
+    for line in describe(name_or_path) if name_or_path is not None else ():
         click.echo(printable(line))
 
 

@@ -12,6 +12,8 @@ from minibert.checkpoint.files import WeightFiles
 from minibert.checkpoint.loading import compare, few, is_finite
 from minibert.checkpoint.names import head_of
 from minibert.config import BertConfig
+from minibert.engine import HALF, PRECISIONS
+from minibert.engine.kernels import has_vnni, kernel_for
 from minibert.errors import CheckpointError, ConfigError
 from minibert.hub import Source
 from minibert.model import heads
@@ -72,6 +74,21 @@ def describe(name_or_path: str | os.PathLike[str], **where: Any) -> Iterator[str
         warnings.append(f"NaN or infinite numbers in {few(broken)}")
     for warning in warnings:
         yield _line("warning", warning)
+
+
+def engine_lines() -> Iterator[str]:
+    """Lines about what would run a model here: what `optimize` takes for each precision, and threads."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    yield _line("gpu", gpu)
+    yield _line("threads", f"{torch.get_num_threads()} of {os.cpu_count()} processors")
+    for precision in PRECISIONS:
+        if precision in HALF:
+            runs = "PyTorch, on the GPU" if gpu != "none" else "no, it wants a GPU"
+        else:
+            kernel = kernel_for(precision)
+            runs = f"{kernel.name}, on the CPU" if kernel else "no, PyTorch has no kernel for this processor"
+        yield _line(precision, runs)
+    yield _line("VNNI", "yes" if has_vnni() else "no, so int8 inputs are rounded to seven bits")
 
 
 def _line(title: str, text: str) -> str:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
-from minibert import BertConfig, BertForPreTraining, CheckpointError
-from minibert.info import describe
+from minibert import BertConfig, BertForPreTraining, CheckpointError, info
+from minibert.cli import main
+from minibert.info import describe, engine_lines
 from tagger import LABELS, VOCABULARY, write_checkpoint
 
 
@@ -123,3 +125,19 @@ def test_weights_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="the file is empty"):
         list(describe(tmp_path))
     assert torch.get_default_device() == torch.device("cpu")
+
+
+def test_the_engine_says_what_runs_each_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = dict(line.split(maxsplit=1) for line in engine_lines())
+    assert lines.keys() == {"gpu", "threads", "fp32", "int8", "bf16", "fp16", "VNNI"}
+    assert lines["fp32"] == "prepacked oneDNN, on the CPU"
+    assert lines["int8"] == "dynamic quantization, on the CPU"
+    assert lines["threads"].startswith(f"{torch.get_num_threads()} of ")
+    if not torch.cuda.is_available():
+        assert lines["bf16"] == "no, it wants a GPU"
+    monkeypatch.setattr(info, "kernel_for", lambda precision: None)
+    assert "int8          no, PyTorch has no kernel for this processor" in list(engine_lines())
+    result = CliRunner().invoke(main, ["info", "--engine"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith("gpu ")
+    assert CliRunner().invoke(main, ["info", "--threads"]).exit_code == 2

@@ -1,0 +1,154 @@
+"""The benchmark compares like with like: the same weights and inputs, peers in turn, numbers checked."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from minibert import BertConfig, BertForTokenClassification, MinibertError
+from minibert.bench import measure as measuring
+from minibert.bench.measure import REFERENCE, bench
+from minibert.bench.peers import PEERS, Setting, quiet
+from minibert.bench.workloads import WORKLOADS, Batch, batched, padded, workloads
+from minibert.cli import main
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+    "max_position_embeddings": 256, "num_labels": 18,
+}  # fmt: skip
+OURS = ("minibert plain", "minibert fp32", "minibert int8", "transformers sdpa")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    torch.manual_seed(0)
+    BertForTokenClassification(BertConfig(**SIZES, initializer_range=0.1)).save_pretrained(folder)
+    return folder
+
+
+def test_workloads_are_those_that_are_described_and_always_the_same() -> None:
+    made = {workload.name: workload for workload in workloads(21128)}
+    assert tuple(made) == WORKLOADS
+    shapes = {name: [batch.ids.shape for batch in workload.batches] for name, workload in made.items()}
+    assert shapes["lat32"] == [(1, 32)]
+    assert shapes["b8x128"] == [(8, 128)]
+    lengths = [int(length) for batch in made["mixed"].batches for length in batch.mask.sum(1)]
+    assert len(lengths) == 64
+    assert min(lengths) >= 8
+    assert max(lengths) <= 256
+    assert 35 < np.median(lengths) < 55
+    assert made["mixed"].tokens == made["sorted"].tokens == sum(lengths)
+    assert made["sorted"].padding < made["mixed"].padding / 2
+    for workload in made.values():
+        for batch in workload.batches:
+            assert ((batch.ids == 0) == (batch.mask == 0)).all()
+    (again,) = workloads(21128, ["mixed"])
+    assert all(np.array_equal(one.ids, two.ids) for one, two in zip(again.batches, made["mixed"].batches, strict=True))
+
+
+def test_padding_is_behind_and_no_sequence_is_lost() -> None:
+    first, second = batched([np.array([5]), np.array([6, 7, 8]), np.array([9])], 2)
+    assert first.ids.tolist() == [[5, 0, 0], [6, 7, 8]]
+    assert first.mask.tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert second.ids.tolist() == [[9]]
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_peer_gives_the_logits_of_the_same_model(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    batches = [padded([np.arange(5, 30), np.arange(7, 11)]), padded([np.arange(100, 132)])]
+    setting = Setting(checkpoint, tmp_path, 1)
+    reference = PEERS[REFERENCE](setting)
+    try:
+        with quiet():
+            run = PEERS[name](setting)
+    except ImportError as error:
+        pytest.skip(f"{error.name} is not installed")
+    for batch in batches:
+        ours, theirs, real = run(batch), reference(batch), batch.mask.astype(bool)
+        difference = np.abs(ours[real] - theirs[real]).max()
+        assert difference < (0.3 * np.abs(theirs).max() if "int8" in name else 1e-4)
+        assert ours.shape == (*batch.ids.shape, 18)
+
+
+def test_peers_take_turns_and_each_begins_a_round(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
+    calls: list[str] = []
+
+    def peer(name: str) -> Any:
+        def run(batch: Batch) -> Any:
+            calls.append(name)
+            return np.zeros((*batch.ids.shape, 18), np.float32)
+
+        return lambda setting: run
+
+    monkeypatch.setattr(measuring, "PEERS", {name: peer(name) for name in "abc"})
+    monkeypatch.setattr(measuring, "PAUSE", 0)
+    results = bench(checkpoint, ["lat32"], rounds=3)
+    assert "".join(calls) == "abc" + "abc" + "bca" + "cab"
+    assert {len(timing.seconds) for timing in results.timings["lat32"].values()} == {3}
+
+
+def test_a_peer_that_is_not_installed_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("onnx"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    results = bench(checkpoint, ["lat32"], ["minibert fp32", "onnxruntime fp32"], rounds=1)
+    assert results.left_out.keys() == {"onnxruntime fp32"}
+    assert "is not installed" in results.left_out["onnxruntime fp32"]
+    assert results.timings["lat32"].keys() == {"minibert fp32"}
+    assert any(line.startswith("left out: onnxruntime fp32 (onnx") for line in results.lines())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"names": ["big"]}, "workload: expected lat32, .* got 'big'"),
+        ({"peers": ["tf"]}, "peer: expected minibert plain, .* got 'tf'"),
+    ],
+)
+def test_a_name_that_is_none_is_refused(options: dict[str, Any], message: str, checkpoint: Path) -> None:
+    with pytest.raises(MinibertError, match=message):
+        bench(checkpoint, **options)
+
+
+def test_the_command_prints_tables_and_a_last_line_of_json(checkpoint: Path) -> None:
+    peers = [argument for name in OURS for argument in ("--peer", name)]
+    arguments = ["bench", "--model", str(checkpoint), "--workload", "lat32", "--workload", "mixed", "--rounds", "2"]
+    before = torch.get_num_threads()
+    result = CliRunner().invoke(main, [*arguments, *peers, "--threads", "1"], catch_exceptions=False)
+    torch.set_num_threads(before)
+    *lines, last = result.stdout.splitlines()
+    found = json.loads(last)
+    assert found["machine"]["threads"] == "1"
+    assert found["machine"]["torch"] == torch.__version__
+    assert found["workloads"].keys() == {"lat32", "mixed"}
+    mixed = found["workloads"]["mixed"]
+    assert mixed["padding"] > 0.3
+    assert mixed["peers"].keys() == set(OURS)
+    assert all(len(peer["seconds"]) == 2 for peer in mixed["peers"].values())
+    assert mixed["peers"]["transformers sdpa"]["difference"] is None
+    assert mixed["peers"]["minibert fp32"]["difference"] < 1e-5
+    assert mixed["peers"]["minibert int8"]["difference"] > 1e-5
+    rows = [line for line in lines if line.startswith("minibert fp32")]
+    assert len(rows) == 2
+
+
+def test_quiet_silences_even_what_is_printed_below_python(capfd: pytest.CaptureFixture[str]) -> None:
+    import os
+
+    with quiet():
+        os.write(1, b"noise\n")
+    os.write(1, b"heard\n")
+    assert capfd.readouterr().out == "heard\n"
