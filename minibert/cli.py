@@ -152,20 +152,51 @@ def train(recipe: Path, settings: tuple[str, ...], resume: bool) -> None:
 @click.option("--format", "format_", default="auto", show_default=True, type=click.Choice(["auto", "conll", "jsonl"]))
 @click.option("--html", "page", type=click.Path(path_type=Path), metavar="PAGE", help="Write a page of the errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object.")
+@click.option(
+    "--max-drop",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    metavar="POINTS",
+    help="With another --precision than fp32: by how much strict F1 may fall.",
+)
 @_classifier_options
-def evaluate(name_or_path: str, path: Path, format_: str, page: Path | None, as_json: bool, **options: Any) -> None:
-    """Score MODEL on a FILE of token and tag columns (CoNLL) or of JSON lines, and print what it confuses."""
+def evaluate(
+    name_or_path: str,
+    path: Path,
+    format_: str,
+    page: Path | None,
+    as_json: bool,
+    max_drop: float,
+    **options: Any,
+) -> None:
+    """Score MODEL on a FILE of token and tag columns (CoNLL) or of JSON lines, and print what it confuses.
+
+    With --precision int8, bf16 or fp16 it is scored in fp32, too, and the change in F1 is said (with --json on standard
+    error); exit status 1 if F1 falls by more than --max-drop.
+    """
     from minibert.train import evaluate as evaluation
     from minibert.train.data import read_examples
 
     examples = read_examples(path, format_)
-    classifier = _load_classifier(name_or_path, options)
-    with click.progressbar(length=len(examples), file=sys.stderr, hidden=not sys.stderr.isatty()) as progress:
-        result = evaluation.evaluate(classifier, examples, progress=progress.update)
+
+    def score(**changed: str) -> evaluation.Evaluation:
+        classifier = _load_classifier(name_or_path, options | changed)
+        with click.progressbar(length=len(examples), file=sys.stderr, hidden=not sys.stderr.isatty()) as progress:
+            return evaluation.evaluate(classifier, examples, progress=progress.update)
+
+    result = score()
     for line in [result.to_json()] if as_json else result.lines():
         click.echo(printable(line))
     if page is not None:
         result.write_page(page, f"{path.name}: errors of {name_or_path}")
+    precision = options["precision"] or "fp32"
+    if precision != "fp32":
+        before, after = (100 * found.scores["strict"]["micro"]["f1"] for found in (score(precision="fp32"), result))
+        said = f"strict F1: fp32 {before:.2f}, {precision} {after:.2f}, a change of {after - before:+.2f} points"
+        click.echo(said, err=as_json)
+        if before - after > max_drop:
+            raise click.ClickException(f"F1 fell by {before - after:.2f} points, more than --max-drop {max_drop:g}")
 
 
 @main.command(no_args_is_help=True, short_help="Compare a checkpoint's numbers with transformers'.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from minibert import TokenClassifier, __version__
 from minibert.cli import main
+from minibert.engine.kernels import Int8Linear
 from minibert.train.data import read_examples
 from tagger import write_checkpoint
 
@@ -202,6 +204,27 @@ def test_evaluate_prints_a_table_an_object_and_a_page(directory: str, tmp_path: 
     refused = invoke("evaluate", directory, str(path))
     assert refused.exit_code == 1
     assert refused.stderr.startswith(f"Error: {path}, line 1: type 'FOO': the model knows BOOK")
+
+
+def test_evaluate_says_what_another_precision_does_to_f1(
+    directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gold = tmp_path / "gold.txt"  # what the model itself says, so that F1 in float32 is high
+    said = invoke("predict", "--model", directory, "--format", "conll", "张三住在北京", "李四很喜欢上海").stdout
+    gold.write_text(said, encoding="utf-8")
+    arguments = ("evaluate", directory, str(gold), "--precision", "int8", "--split-mode", "text")
+    result = invoke(*arguments, "--max-drop", "100")
+    assert result.exit_code == 0
+    last = result.stdout.splitlines()[-1]
+    assert re.fullmatch(r"strict F1: fp32 [5-9]\d\.\d\d, int8 \d+\.\d\d, a change of [+-]\d+\.\d\d points", last)
+    as_json = invoke(*arguments, "--json", "--max-drop", "100")
+    assert json.loads(as_json.stdout)["examples"] == 2
+    assert as_json.stderr == last + "\n"
+    real = Int8Linear.forward  # which has passed its probe by now
+    monkeypatch.setattr(Int8Linear, "forward", lambda self, x: real(self, x) * 0)
+    broken = invoke(*arguments)
+    assert broken.exit_code == 1
+    assert re.search(r"Error: F1 fell by \d+\.\d\d points, more than --max-drop 1\n$", broken.stderr)
 
 
 def test_parity_prints_a_line_for_each_layer_and_exits_by_the_tolerance(directory: str) -> None:
