@@ -1,6 +1,6 @@
 """Make the model that ships with the package: generate its data, train it by its recipe, score it, write its card.
 
-python scripts/train_default_model.py [--sentences 200000] [--seed 0] [--resume] [--data FOLDER] [--install]
+python scripts/train_default_model.py [--sentences 300000] [--seed 0] [--resume] [--data FOLDER] [--install]
 
 Everything it needs is here: templates and lists written for this project, in scripts/default_model. The result is
 build/default-model/model; with --install it takes the place of the one in the package. With --data naming a folder of
@@ -134,7 +134,7 @@ def facts(folder: Path, sentences: int, seed: int, minutes: float) -> Facts:
         seed=seed,
         templates=sum(map(len, made.templates.values())),
         words=sum(map(len, made.words.lists.values())),
-        parameters=BertCrfForTokenClassification.from_pretrained(folder).num_parameters(),
+        parameters=BertCrfForTokenClassification.from_pretrained(folder, dtype=torch.float16).num_parameters(),
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
@@ -152,7 +152,7 @@ def facts(folder: Path, sentences: int, seed: int, minutes: float) -> Facts:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sentences", type=int, default=200_000)
+    parser.add_argument("--sentences", type=int, default=300_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--resume", action="store_true", help="go on from the last checkpoint of a run that was stopped"

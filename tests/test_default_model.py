@@ -39,6 +39,7 @@ CLOSED = {
     *("school_suffixes", "hospitals", "government_departments", "hospital_departments", "title_ranks"),
     *("title_prefixes", "titles_party", "titles_short", "rank_fields", "title_fields"),
     *("department_fields", "company_industries", "faculties"),
+    *("common_nouns", "common_abstract", "common_verbs", "common_adjectives"),
 }
 
 sys.path.insert(0, str(SCRIPTS))

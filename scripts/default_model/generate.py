@@ -17,16 +17,12 @@ from minibert.text.labels import Span
 
 HERE = Path(__file__).parent
 SLOT = re.compile(r"\{([A-Za-z]+)(?::([a-z]+))?\}")
-STYLES = {
-    "cv": 32,
-    "news": 18,
-    "notice": 10,
-    "chat": 10,
-    "everyday": 14,
-    "list": 5,
-    "plain": 9,
-    "short": 9,
-}  # in a hundred texts
+STYLES = {  # in a hundred and some texts
+    "cv": 30, "news": 17, "notice": 9, "chat": 10, "everyday": 13, "list": 5, "plain": 9, "short": 9, "words": 7,
+}  # fmt: skip
+# Lists of words that are no entities.
+COMMON = ("common_nouns", "common_abstract", "common_verbs", "common_adjectives")
+COMMON += ("verbs", "objects", "feelings", "near_misses", "things", "activities", "foods", "animals")
 
 
 @dataclass(frozen=True)
@@ -70,16 +66,31 @@ class Generator:
 
     def sentences(self, number: int) -> Iterator[Text]:
         """So many texts of one to four sentences, of all styles."""
-        styles = list(self.templates)
+        styles = [*self.templates, *(["words"] if self.words.novelty else [])]
         for _ in range(number):
             (style,) = self.random.choices(styles, [STYLES[style] for style in styles])
             (parts,) = self.random.choices((1, 2, 3, 4), (70, 18, 8, 4) if style != "cv" else (50, 25, 15, 10))
-            text = self.fill(self.random.choice(self.templates[style]))
+            text = self._sentence(style)
             for _ in range(parts - 1):
                 if text.text[-1] not in "。！？!?；;.…":
                     text += Text(self.random.choice("。。，； \n"), ())
-                text += self.fill(self.random.choice(self.templates[style]))
-            yield self._typed(self._loosened(text) if self.words.maybe(self.words.novelty * 0.4) else text)
+                text += self._sentence(style)
+            yield self._typed(self._loosened(text) if self.words.maybe(self.words.novelty * 0.6) else text)
+
+    def _sentence(self, style: str) -> Text:
+        return self._strung() if style == "words" else self.fill(self.random.choice(self.templates[style]))
+
+    def _strung(self) -> Text:
+        """Ordinary words in no order, sometimes with an entity among them: what is no name here is none anywhere."""
+        result = Text("", ())
+        for _ in range(self.random.randint(3, 9)):
+            result += Text(self.words.any(*COMMON), ())
+            if self.words.maybe(0.3):
+                result += Text(self.random.choice("，，、。的了和在是也 "), ())
+            if self.words.maybe(0.1):
+                kind = self.random.choice(("NAME", "NAME", "LOC", "ORG", "TITLE"))
+                result += self.fill("{" + kind + "}")
+        return result
 
     def fill(self, template: str) -> Text:
         """A template with its slots filled."""
@@ -96,7 +107,7 @@ class Generator:
         place = self.random.choice([span.start for span in text.spans] + [span.end for span in text.spans] or [0])
         if sum(place in (span.start, span.end) for span in text.spans) > 1:  # between two that touch
             return text
-        word = self.words.any("verbs", "objects", "feelings", "near_misses", "things", "activities")
+        word = self.words.any(*COMMON)
         before = tuple(span for span in text.spans if span.end <= place)
         behind = tuple(Span(label, start - place, end - place) for label, start, end in text.spans if start >= place)
         return Text(text.text[:place] + word, before) + Text(text.text[place:], behind)
