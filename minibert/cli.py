@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -225,24 +226,38 @@ def parity(name_or_path: str, texts: tuple[str, ...], tolerance: float, attentio
 
 @main.command(short_help="Time minibert and its peers side by side.")
 @click.option("--model", "folder", type=click.Path(path_type=Path), help="Default BERT-base with random weights.")
-@click.option("--workload", "workloads", multiple=True, metavar="NAME", help="lat32, b8x128, mixed, sorted; or all.")
+@click.option(
+    "--workload", "workloads", multiple=True, metavar="NAME", help="lat32, b8x128, mixed, sorted, text, start."
+)
 @click.option("--peer", "peers", multiple=True, metavar="NAME", help='Such as "minibert fp32"; default all there are.')
+@click.option("--texts", type=click.Path(path_type=Path), help="A file, whose lines are taken to their entities.")
+@click.option("--limit", default=500, show_default=True, type=click.IntRange(min=1), help="Of these lines.")
 @click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1))
 @click.option("--threads", type=click.IntRange(min=1), help="For every peer; default as PyTorch has it.")
 def bench(
-    folder: Path | None, workloads: tuple[str, ...], peers: tuple[str, ...], rounds: int, threads: int | None
+    folder: Path | None,
+    workloads: tuple[str, ...],
+    peers: tuple[str, ...],
+    texts: Path | None,
+    limit: int,
+    rounds: int,
+    threads: int | None,
 ) -> None:
     """Time minibert and its peers on the same weights and inputs, taking turns; the last line is JSON.
 
     Peers that are not installed are left out and named: pip install 'minibert[bench]'. Let nothing else run.
     """
+    from minibert import tagging
     from minibert.bench.measure import bench as run
 
     def progress(text: str) -> None:
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{text}", err=True, nl=False)
 
-    results = run(folder, workloads, peers, rounds=rounds, threads=threads, progress=progress)
+    paths = [] if texts is None else [texts]
+    read = tagging.read_files(paths, lambda message: click.echo(f"Warning: {message}", err=True), whole=False)
+    lines = list(itertools.islice((line.text for line in read if line.text.strip()), limit))
+    results = run(folder, workloads, peers, texts=lines, rounds=rounds, threads=threads, progress=progress)
     progress("")
     for line in results.lines():
         click.echo(line)

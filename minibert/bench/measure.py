@@ -12,31 +12,56 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from minibert.bench.peers import PACKAGES, PEERS, Run, Setting, quiet
+from minibert.bench.processes import first_answers, timed
+from minibert.bench.text import text_peers
 from minibert.bench.workloads import WORKLOADS, Workload, workloads
 from minibert.config import BertConfig
 from minibert.errors import MinibertError
 from minibert.model.heads import BertForTokenClassification
 
 REFERENCE = "transformers sdpa"  # whose numbers the others' are compared with, and whose speed is 1
+THINGS = (*WORKLOADS, "text", "start")
 PAUSE = 0.05  # seconds, in which the threads that one peer leaves spinning go to sleep
 
 
 @dataclass
 class Timing:
-    """One peer on one workload."""
+    """One peer at one thing."""
 
     seconds: list[float] = field(default_factory=list)  # of each round
     difference: float | None = None  # the largest from the reference's logits, at real tokens
+    megabytes: float | None = None  # the most that a process held
 
-    def rate(self, tokens: int) -> tuple[float, float]:
-        """Real tokens a second: by the median time, and by the shortest."""
-        return tokens / statistics.median(self.seconds), tokens / min(self.seconds)
+
+@dataclass
+class Section:
+    """Peers at one thing: so much work, done once a round."""
+
+    name: str
+    what: str
+    amount: int  # real tokens or characters; 0 if the time itself is what matters
+    unit: str
+    timings: dict[str, Timing]
+    base: str  # the peer whose speed is 1
+
+    def lines(self) -> Iterator[str]:
+        """A table for people."""
+        yield f"{self.name}: {self.what}"
+        figure = f"{self.unit}/s" if self.amount else "seconds"
+        yield f"{'':22}{figure:>14}{'best':>10}{'speed':>8}{'difference':>12}{'MB':>8}"
+        base = self.timings.get(self.base)
+        for name, timing in self.timings.items():
+            median, best = statistics.median(timing.seconds), min(timing.seconds)
+            speed = f"{statistics.median(base.seconds) / median:.2f}" if base else "-"
+            figures = [f"{self.amount / value:,.0f}" if self.amount else f"{value:.2f}" for value in (median, best)]
+            difference = "" if timing.difference is None else f"{timing.difference:.1e}"
+            memory = "" if timing.megabytes is None else f"{timing.megabytes:,.0f}"
+            yield f"{name:22}{figures[0]:>14}{figures[1]:>10}{speed:>8}{difference:>12}{memory:>8}".rstrip()
 
 
 @dataclass
@@ -44,107 +69,103 @@ class Results:
     """All that a run found."""
 
     machine: dict[str, str]
-    workloads: list[Workload]
-    timings: dict[str, dict[str, Timing]]  # by workload, by peer
+    sections: list[Section]
     left_out: dict[str, str]  # peer and reason
 
     def lines(self) -> Iterator[str]:
-        """Tables for people."""
-        yield "; ".join(f"{name} {value}" for name, value in self.machine.items())
-        for workload in self.workloads:
-            timings = self.timings[workload.name]
+        """Tables for people; figures are medians of the rounds, `speed` their ratio to the first peer of its kind."""
+        yield "; ".join(f"{name} {value}" for name, value in self.machine.items() if value)
+        for section in self.sections:
             yield ""
-            yield f"{workload.name}: {workload.what}; {workload.tokens:,} tokens, {workload.padding:.0%} padding"
-            yield f"{'':22}{'tokens/s':>10}{'best':>10}{'ratio':>8}{'difference':>12}"
-            base = timings[REFERENCE].rate(workload.tokens)[0] if REFERENCE in timings else None
-            for name, timing in timings.items():
-                median, best = timing.rate(workload.tokens)
-                ratio = f"{median / base:.2f}" if base else "-"
-                difference = "-" if timing.difference is None else f"{timing.difference:.1e}"
-                yield f"{name:22}{median:10,.0f}{best:10,.0f}{ratio:>8}{difference:>12}"
+            yield from section.lines()
         for name, reason in self.left_out.items():
             yield f"left out: {name} ({reason})"
 
     def to_json(self) -> str:
         """The same in one line."""
-        found = {
-            workload.name: {
-                "tokens": workload.tokens,
-                "padding": round(workload.padding, 4),
-                "peers": {name: asdict(timing) for name, timing in self.timings[workload.name].items()},
-            }
-            for workload in self.workloads
-        }
-        return json.dumps({"machine": self.machine, "workloads": found, "left_out": self.left_out})
+        return json.dumps(asdict(self), ensure_ascii=False)
 
 
 def bench(
     folder: Path | None = None,
     names: Sequence[str] = (),
     peers: Sequence[str] = (),
-    **options: Any,
-) -> Results:
-    """Times the named peers on the named workloads; all of them if none are named.
-
-    Args:
-        folder: a token-classification checkpoint; default BERT-base with random weights and 18 labels.
-        options: as for `measure`.
-
-    Raises:
-        MinibertError: a name that is none.
-    """
-    for kind, given, known in (("workload", names, WORKLOADS), ("peer", peers, PEERS)):
-        for name in given:
-            if name not in known:
-                raise MinibertError(f"{kind}: expected {', '.join(known)}, got {name!r}")
-    with tempfile.TemporaryDirectory() as work:
-        if folder is None:
-            folder = Path(work) / "bert-base"
-            torch.manual_seed(0)
-            BertForTokenClassification(BertConfig(vocab_size=21128, num_labels=18)).save_pretrained(folder)
-        chosen = workloads(BertConfig.from_pretrained(folder).vocab_size, names)
-        return measure(folder, Path(work), chosen, peers, **options)
-
-
-def measure(
-    folder: Path,
-    work: Path,
-    chosen: Sequence[Workload],
-    names: Sequence[str] = (),
     *,
+    texts: Sequence[str] = (),
     rounds: int = 7,
     threads: int | None = None,
     progress: Callable[[str], object] = lambda _: None,
 ) -> Results:
-    """Times the named peers, or all that are installed.
+    """Times the named peers at the named things; all of them if none are named.
 
     Args:
-        folder: a token-classification checkpoint.
-        work: a folder for exported and converted models.
-        rounds: timed passes of each peer over each workload, after one that is not timed.
+        folder: a token-classification checkpoint; default BERT-base with random weights and 18 labels.
+        names: of `THINGS`; "text" wants `texts`.
+        peers: of `PEERS`, for what is timed on token ids.
+        texts: for "text", from texts to entities.
+        rounds: timed passes, after one that is not timed.
         threads: for every peer; default as PyTorch has it.
         progress: told what is going on.
+
+    Raises:
+        MinibertError: a name that is none, or no texts.
     """
+    for kind, given, known in (("workload", names, THINGS), ("peer", peers, tuple(PEERS))):
+        for name in given:
+            if name not in known:
+                raise MinibertError(f"{kind}: expected {', '.join(known)}, got {name!r}")
+    if "text" in names and not texts:
+        raise MinibertError("workload text: expected texts (--texts FILE), got none")
+    names = names or [name for name in THINGS if name != "text" or texts]
     threads = threads or torch.get_num_threads()
     torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as place:
+        work = Path(place)
+        if folder is None:
+            folder = work / "bert-base"
+            write_bert_base(folder)
+        setting = Setting(folder, work, threads)
+        sections: list[Section] = []
+        left_out: dict[str, str] = {}
+        wanted = [name for name in names if name in WORKLOADS]
+        if wanted:
+            chosen = workloads(BertConfig.from_pretrained(folder).vocab_size, wanted)
+            runs = _prepared(setting, peers, left_out, progress)
+            sections += [_take_turns(workload, runs, rounds, progress) for workload in chosen]
+            runs.clear()
+        if "text" in names:
+            sections.append(_texts_to_entities(setting, texts, rounds, progress))
+        if "start" in names:
+            sections.append(_first_answers(setting, rounds, progress))
+    return Results(machine(threads), sections, left_out)
+
+
+def write_bert_base(folder: Path) -> None:
+    """BERT-base with random weights, 18 labels, and a vocabulary of as many words as bert-base-chinese has."""
+    torch.manual_seed(0)
+    types = ("NAME", "ORG", "TITLE", "EDU", "CONT", "LOC", "PRO", "RACE")
+    labels = ["[PAD]", "O", *(f"{prefix}-{type_}" for type_ in types for prefix in "BI")]
+    BertForTokenClassification(BertConfig(vocab_size=21128, id2label=dict(enumerate(labels)))).save_pretrained(folder)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(chr, range(0x21, 0x7F)), *"，。、；：？！“”（）《》"]
+    words += map(chr, range(0x4E00, 0x4E00 + 21128 - len(words)))
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+
+
+def _prepared(
+    setting: Setting, names: Sequence[str], left_out: dict[str, str], progress: Callable[[str], object]
+) -> dict[str, Run]:
     runs: dict[str, Run] = {}
-    left_out: dict[str, str] = {}
     for name in names or PEERS:
         progress(f"preparing {name}")
         try:
             with quiet():
-                runs[name] = PEERS[name](Setting(folder, work, threads))
+                runs[name] = PEERS[name](setting)
         except ImportError as error:
             left_out[name] = f"{error.name or error} is not installed"
-    timings = {}
-    for workload in chosen:
-        timings[workload.name] = _take_turns(workload, runs, rounds, progress)
-    return Results(machine(threads), list(chosen), timings, left_out)
+    return runs
 
 
-def _take_turns(
-    workload: Workload, runs: dict[str, Run], rounds: int, progress: Callable[[str], object]
-) -> dict[str, Timing]:
+def _take_turns(workload: Workload, runs: dict[str, Run], rounds: int, progress: Callable[[str], object]) -> Section:
     timings = {name: Timing() for name in runs}
     masks = [batch.mask.astype(bool) for batch in workload.batches]
     outputs = {}
@@ -154,17 +175,58 @@ def _take_turns(
     for name, output in outputs.items():
         if REFERENCE in outputs and name != REFERENCE:
             timings[name].difference = float(np.abs(output - outputs[REFERENCE]).max())
-    order = list(runs)
+
+    def once(name: str) -> None:
+        for batch in workload.batches:
+            runs[name](batch)
+
+    _in_turn(timings, once, rounds, lambda text: progress(f"{workload.name}: {text}"))
+    what = f"{workload.what}; {workload.tokens:,} tokens, {workload.padding:.0%} padding"
+    return Section(workload.name, what, workload.tokens, "tokens", timings, REFERENCE)
+
+
+def _in_turn(
+    timings: dict[str, Timing], once: Callable[[str], object], rounds: int, progress: Callable[[str], object]
+) -> None:
+    """Each round begins with another peer."""
+    order = list(timings)
     gc.collect()
-    for round_ in range(rounds):
-        progress(f"{workload.name}: round {round_ + 1} of {rounds}")
-        for name in order[round_ % len(order) :] + order[: round_ % len(order)]:
+    for number in range(rounds):
+        progress(f"round {number + 1} of {rounds}")
+        first = number % len(order)
+        for name in order[first:] + order[:first]:
             time.sleep(PAUSE)
             start = time.perf_counter()
-            for batch in workload.batches:
-                runs[name](batch)
+            once(name)
             timings[name].seconds.append(time.perf_counter() - start)
-    return timings
+
+
+def _texts_to_entities(
+    setting: Setting, texts: Sequence[str], rounds: int, progress: Callable[[str], object]
+) -> Section:
+    progress("text: preparing")
+    with quiet():
+        peers = text_peers(setting, texts)
+    timings = {name: Timing() for name in peers}
+    for run in peers.values():
+        run(texts[:4])
+    _in_turn(timings, lambda name: peers[name](texts), rounds, lambda text: progress(f"text: {text}"))
+    characters = sum(map(len, texts))
+    what = f"{len(texts):,} texts to their entities, {characters:,} characters"
+    return Section("text", what, characters, "characters", timings, list(peers)[-1])
+
+
+def _first_answers(setting: Setting, rounds: int, progress: Callable[[str], object]) -> Section:
+    commands = first_answers(setting)
+    timings = {name: Timing() for name in commands}
+    for number in range(rounds + 1):  # the first brings files into memory and is not counted
+        progress(f"start: round {number} of {rounds}")
+        for name, command in commands.items():
+            seconds, megabytes = timed(command, setting.threads)
+            if number:
+                timings[name].seconds.append(seconds)
+                timings[name].megabytes = max(megabytes, timings[name].megabytes or 0)
+    return Section("start", "a new process to its first answer", 0, "", timings, "pipeline")
 
 
 def machine(threads: int) -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from minibert import BertConfig, BertForTokenClassification, MinibertError
+from minibert import BertConfig, BertForTokenClassification, MinibertError, TokenClassifier
 from minibert.bench import measure as measuring
-from minibert.bench.measure import REFERENCE, bench
+from minibert.bench.measure import REFERENCE, bench, write_bert_base
 from minibert.bench.peers import PEERS, Setting, quiet
+from minibert.bench.processes import timed
 from minibert.bench.workloads import WORKLOADS, Batch, batched, padded, workloads
 from minibert.cli import main
+from tagger import write_checkpoint
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
@@ -92,7 +96,8 @@ def test_peers_take_turns_and_each_begins_a_round(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(measuring, "PAUSE", 0)
     results = bench(checkpoint, ["lat32"], rounds=3)
     assert "".join(calls) == "abc" + "abc" + "bca" + "cab"
-    assert {len(timing.seconds) for timing in results.timings["lat32"].values()} == {3}
+    (section,) = results.sections
+    assert {len(timing.seconds) for timing in section.timings.values()} == {3}
 
 
 def test_a_peer_that_is_not_installed_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
@@ -107,7 +112,7 @@ def test_a_peer_that_is_not_installed_is_named_and_left_out(monkeypatch: pytest.
     results = bench(checkpoint, ["lat32"], ["minibert fp32", "onnxruntime fp32"], rounds=1)
     assert results.left_out.keys() == {"onnxruntime fp32"}
     assert "is not installed" in results.left_out["onnxruntime fp32"]
-    assert results.timings["lat32"].keys() == {"minibert fp32"}
+    assert results.sections[0].timings.keys() == {"minibert fp32"}
     assert any(line.startswith("left out: onnxruntime fp32 (onnx") for line in results.lines())
 
 
@@ -133,16 +138,50 @@ def test_the_command_prints_tables_and_a_last_line_of_json(checkpoint: Path) -> 
     found = json.loads(last)
     assert found["machine"]["threads"] == "1"
     assert found["machine"]["torch"] == torch.__version__
-    assert found["workloads"].keys() == {"lat32", "mixed"}
-    mixed = found["workloads"]["mixed"]
-    assert mixed["padding"] > 0.3
-    assert mixed["peers"].keys() == set(OURS)
-    assert all(len(peer["seconds"]) == 2 for peer in mixed["peers"].values())
-    assert mixed["peers"]["transformers sdpa"]["difference"] is None
-    assert mixed["peers"]["minibert fp32"]["difference"] < 1e-5
-    assert mixed["peers"]["minibert int8"]["difference"] > 1e-5
+    assert [section["name"] for section in found["sections"]] == ["lat32", "mixed"]
+    timings = found["sections"][1]["timings"]
+    assert found["sections"][1]["amount"] > 2000
+    assert timings.keys() == set(OURS)
+    assert all(len(peer["seconds"]) == 2 for peer in timings.values())
+    assert timings["transformers sdpa"]["difference"] is None
+    assert timings["minibert fp32"]["difference"] < 1e-5
+    assert timings["minibert int8"]["difference"] > 1e-5
     rows = [line for line in lines if line.startswith("minibert fp32")]
     assert len(rows) == 2
+
+
+def test_texts_to_entities_and_the_first_answer_are_timed(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("王小明住在北京。\n\n今天天气很好\n上海\n", encoding="utf-8")
+    write_checkpoint(tmp_path / "tagger", max_position_embeddings=64)
+    arguments = ["bench", "--model", str(tmp_path / "tagger"), "--workload", "text", "--workload", "start"]
+    result = CliRunner().invoke(
+        main, [*arguments, "--texts", str(texts), "--limit", "2", "--rounds", "1"], catch_exceptions=False
+    )
+    text, start = json.loads(result.stdout.splitlines()[-1])["sections"]
+    assert text["what"] == "2 texts to their entities, 14 characters"
+    assert list(text["timings"])[:2] == ["minibert fp32", "minibert int8"]
+    assert text["base"].startswith("pipeline, batch ")
+    assert list(start["timings"]) == ["floor", "minibert fp32", "minibert int8", "pipeline"]
+    for timing in start["timings"].values():
+        assert 0 < timing["seconds"][0] < 60
+        assert 50 < timing["megabytes"] < 5000
+    assert any(line.startswith("floor ") for line in result.stdout.splitlines())
+    with pytest.raises(MinibertError, match=r"workload text: expected texts \(--texts FILE\), got none"):
+        bench(tmp_path / "tagger", ["text"])
+
+
+def test_a_process_that_fails_is_an_error() -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        timed([sys.executable, "-c", "raise SystemExit(3)"], 1)
+
+
+def test_bert_base_is_written_with_18_labels_and_a_word_for_every_id(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(measuring, "BertConfig", lambda **given: BertConfig(**SIZES | given))
+    write_bert_base(tmp_path / "bert")
+    words = (tmp_path / "bert" / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    assert len(words) == len(set(words)) == 21128
+    assert TokenClassifier.from_pretrained(tmp_path / "bert").labels.scheme == "BIO"
 
 
 def test_quiet_silences_even_what_is_printed_below_python(capfd: pytest.CaptureFixture[str]) -> None:
