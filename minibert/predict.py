@@ -34,6 +34,7 @@ from minibert.text.decoding import (
     best_paths,
     entities_of,
     entries_of,
+    marginals,
     most_likely,
     scheme_scores,
     word_probabilities,
@@ -313,12 +314,12 @@ class TokenClassifier:
         strategy = "first" if self.aggregation_strategy in ("none", "simple") else self.aggregation_strategy
         if by_word:
             probabilities = [word_probabilities(p, of, strategy) for p, of in zip(probabilities, tokens, strict=True)]
-        if self.decoder != "argmax":
-            return best_paths(probabilities, self._scores_of_paths()), probabilities
+        if self.decoder == "crf":
+            scores = crf_scores(self.model)
+            return best_paths(probabilities, scores), marginals(probabilities, scores)
+        if self.decoder == "viterbi":
+            return best_paths(probabilities, scheme_scores(self.labels)), probabilities
         return [most_likely(distribution) for distribution in probabilities], probabilities
-
-    def _scores_of_paths(self) -> PathScores:
-        return crf_scores(self.model) if self.decoder == "crf" else scheme_scores(self.labels)
 
     def _probabilities(self, tokens: list[Tokens], texts: list[str] | None = None) -> list[Floats]:
         """Each token's distribution over the labels, (T, K) float32 for each text."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from minibert.text.alignment import Tokens
 from minibert.text.labels import OUTSIDE, Floats, Ints, LabelSet
@@ -19,7 +20,8 @@ DECODERS = ("argmax", "viterbi", "crf")
 class Entity:
     """An entity: its type, its place `text[start:end]` in the caller's string, that text, and how sure the model is.
 
-    The score is the mean, over the entity's tokens or words, of the probability of the label each was given.
+    The score is the mean, over the entity's tokens or words, of the probability of the label each was given; with a
+    CRF, of its probability given the whole text.
     """
 
     label: str
@@ -106,6 +108,41 @@ def best_paths(sequences: Sequence[Floats], scores_of: PathScores) -> list[Ints]
             label = int(previous[step, label])
         results[place] = path
     return results
+
+
+def marginals(sequences: Sequence[Floats], scores_of: PathScores) -> list[Floats]:
+    """Each label's probability at each place (W, K), over all paths as `best_paths` scores them.
+
+    The forward-backward algorithm (Rabiner, "A tutorial on hidden Markov models", 1989, section III.A), one step for
+    all sequences at a time.
+    """
+    order = sorted(range(len(sequences)), key=lambda row: -len(sequences[row]))
+    lengths = np.array([len(sequences[row]) for row in order], dtype=np.int64)
+    if not len(lengths) or not lengths[0]:
+        return list(sequences)
+    start, step, end = (np.exp(part.astype(np.float64)) for part in scores_of)
+    weights = np.zeros((lengths[0], len(order), len(start)))
+    for row, place in enumerate(order):
+        weights[: lengths[row], row] = np.maximum(sequences[place], 1e-30)
+    forward = weights.copy()  # of all paths to a label, up to a factor for each place
+    forward[0] *= start
+    backward = np.broadcast_to(end, weights.shape).copy()  # of all paths from it
+    for at in range(1, lengths[0]):
+        active = int(np.searchsorted(-lengths, -at, side="left"))
+        forward[at, :active] *= _normed(forward[at - 1, :active] @ step)
+    for at in range(lengths[0] - 2, -1, -1):
+        active = int(np.searchsorted(-lengths, -(at + 1), side="left"))
+        backward[at, :active] = _normed((weights[at + 1, :active] * backward[at + 1, :active]) @ step.T)
+    both = _normed(forward * backward).astype(np.float32)
+    results = list(sequences)
+    for row, place in enumerate(order):
+        results[place] = both[: lengths[row], row]
+    return results
+
+
+def _normed(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    normed: npt.NDArray[np.float64] = values / np.maximum(values.sum(-1, keepdims=True), 1e-300)
+    return normed
 
 
 def entities_of(

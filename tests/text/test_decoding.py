@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from minibert.text.alignment import Tokens
-from minibert.text.decoding import best_paths, entities_of, entries_of, most_likely, scheme_scores, word_probabilities
+from minibert.text.decoding import (
+    PathScores,
+    best_paths,
+    entities_of,
+    entries_of,
+    marginals,
+    most_likely,
+    scheme_scores,
+    word_probabilities,
+)
 from minibert.text.labels import SCHEMES, LabelSet
 from text.test_labels import names_of
 
@@ -113,3 +122,31 @@ def test_certain_probabilities_and_no_sequences() -> None:
         [1, 0],
     )
     assert best_paths([], scheme_scores(labels)) == []
+
+
+def test_marginals_are_sums_over_all_paths() -> None:
+    random = np.random.default_rng(0)
+    scores_of = PathScores(*(random.normal(size=shape).astype(np.float32) for shape in ((3,), (3, 3), (3,))))
+    sequences = [random.dirichlet(np.ones(3), length).astype(np.float32) for length in (2, 4, 0, 1, 4, 3)]
+    for probabilities, found in zip(sequences, marginals(sequences, scores_of), strict=True):
+        expected = np.zeros((len(probabilities), 3))
+        for path in itertools.product(range(3), repeat=len(probabilities)):
+            if path:
+                score = scores_of.start[path[0]] + scores_of.end[path[-1]]
+                score += sum(scores_of.step[a, b] for a, b in itertools.pairwise(path))
+                weight = np.exp(score) * np.prod([row[label] for row, label in zip(probabilities, path, strict=True)])
+                for place, label in enumerate(path):
+                    expected[place, label] += weight
+        if len(probabilities):
+            np.testing.assert_allclose(found, expected / expected.sum(-1, keepdims=True), atol=1e-6)
+        assert found.shape == probabilities.shape
+    assert marginals([], scores_of) == []
+
+
+def test_marginals_of_long_and_certain_sequences_are_numbers() -> None:
+    scores_of = PathScores(
+        np.array([0, -30], np.float32), np.array([[0, -30], [-30, 0]], np.float32), np.zeros(2, np.float32)
+    )
+    certain = np.tile(np.array([[1, 0]], np.float32), (5000, 1))
+    (found,) = marginals([certain], scores_of)
+    np.testing.assert_allclose(found, certain, atol=1e-6)
