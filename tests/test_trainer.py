@@ -234,7 +234,8 @@ def test_the_best_checkpoint_and_the_last_are_kept(limit: int, tmp_path: Path) -
     for name, value in (("checkpoint-4", 4), ("checkpoint-10", 10))[:limit]:
         folder = tmp_path / "run" / name
         theirs = transformers.AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32).eval()
-        ours = TokenClassifier.from_pretrained(folder).model
+        TokenClassifier.from_pretrained(folder)  # the tokeniser is there, too
+        ours = BertForTokenClassification.from_pretrained(folder)
         assert (ours.classifier.bias == value).all()
         assert ours.config.id2label == theirs.config.id2label == model.config.id2label
         ids = torch.randint(5, 80, (1, 9))

@@ -40,7 +40,8 @@ def test_what_is_saved_loads_in_transformers_and_here(head: str, tied: bool, tmp
     with torch.no_grad():
         expected = model(**inputs)
         key = next(name for name in expected if name != "loss")
-        assert torch.equal(again(**inputs)[key], expected[key])
+        # Not to the bit: kernels take another path for weights that lie at another offset, mapped from the file.
+        torch.testing.assert_close(again(**inputs)[key], expected[key], rtol=0, atol=1e-6)
         assert largest_difference(expected[key], theirs.eval()(**inputs)[key], inputs["attention_mask"]) < 1e-5
     if head == TAGGER:
         assert again.config.id2label == theirs.config.id2label == fields["id2label"]

@@ -516,7 +516,7 @@ def test_eager_and_sdpa_agree_in_outputs_and_gradients(kind: str) -> None:
         (context * upstream).sum().backward()
         results.append([context, *(x.grad for x in leaves)])
     for eager, sdpa in zip(*results, strict=True):
-        assert (eager - sdpa).abs().max() <= 1e-6
+        assert (eager - sdpa).abs().max() <= 2e-6
 
 
 def test_the_gradient_is_the_derivative() -> None:
