@@ -143,6 +143,10 @@ def train(recipe: Path, settings: tuple[str, ...], resume: bool) -> None:
         raise MinibertError(f"training needs {error.name}: pip install 'minibert[train]'") from None
     with contextlib.redirect_stdout(sys.stderr):  # where loggers may talk
         run(read, resume=resume)
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()  # whose threads would else now and then abort the end of the process
     if os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks
         click.echo(read.training.output_dir)
 
