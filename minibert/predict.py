@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from minibert.config import SOURCE_OPTIONS, BertConfig
-from minibert.engine import PRECISIONS, optimize
+from minibert.engine import check_precision, optimize, set_threads
 from minibert.errors import CheckpointError, DataError, MinibertError
 from minibert.hub import DEFAULT_MODEL, Source
 from minibert.model.crf import BertCrfForTokenClassification
@@ -156,12 +156,9 @@ class TokenClassifier:
             CheckpointError: as there; or the checkpoint has no token-classification head, whose labels would be
                 random, and `allow_untrained_head` is False.
         """
-        if precision not in PRECISIONS:  # before anything is loaded
-            raise MinibertError(f"precision: expected {', '.join(PRECISIONS)}, got {precision!r}")
+        check_precision(precision)  # before anything is loaded
         if threads is not None:
-            if threads < 1:
-                raise MinibertError(f"threads: expected at least 1, got {threads}")
-            torch.set_num_threads(threads)
+            set_threads(threads)
         where = {name: options[name] for name in SOURCE_OPTIONS if name in options}
         if name_or_path is None:
             if where:

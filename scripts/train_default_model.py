@@ -9,11 +9,9 @@ public data, the Resume NER test set is scored too, once at the end; nothing is 
 
 import argparse
 import json
-import platform
 import shutil
 import statistics
 import string
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -29,6 +27,8 @@ from default_model.start import initial_model
 from default_model.words import common_characters
 
 from minibert import BertConfig, TokenClassifier
+from minibert.bench.measure import machine
+from minibert.bench.processes import predict_command, timed
 from minibert.hub import DEFAULT_MODEL
 from minibert.model.crf import BertCrfForTokenClassification
 from minibert.train.data import read_examples
@@ -95,13 +95,8 @@ def scores(folder: Path, data: Path | None) -> dict[str, Evaluation]:
 
 def first_answer(folder: Path) -> float:
     """Seconds from a cold start to the entities of one sentence; the median of a few."""
-    command = [sys.executable, "-m", "minibert.cli", "predict", "--model", str(folder), "王小明住在北京。"]
-    times = []
-    for _ in range(STARTS):
-        start = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)  # noqa: S603
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    command = predict_command(str(folder))
+    return statistics.median(timed(command, torch.get_num_threads())[0] for _ in range(STARTS))
 
 
 def rate(folder: Path) -> float:
@@ -118,12 +113,8 @@ def rate(folder: Path) -> float:
 
 def hardware() -> str:
     """The processor by name, and how many threads PyTorch uses of it."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    return f"{torch.get_num_threads()} threads of {name}"
+    threads = torch.get_num_threads()
+    return f"{threads} threads of {machine(threads)['processor']}"
 
 
 def facts(folder: Path, sentences: int, seed: int, minutes: float) -> Facts:

@@ -26,24 +26,19 @@ print(os.waitstatus_to_exitcode(status), time.perf_counter() - start, usage.ru_m
 """
 
 
+def predict_command(folder: str, *options: str) -> list[str]:
+    """`minibert predict` of one sentence by the model of a folder."""
+    return [sys.executable, "-m", "minibert.cli", "predict", "--model", folder, *options, TEXT]
+
+
 def first_answers(setting: Setting) -> dict[str, list[str]]:
     """Commands by name; the floor imports torch and reads the weights, and answers nothing."""
     folder = str(setting.checkpoint)
     python = [sys.executable, "-c"]
     return {
         "floor": [*python, FLOOR, folder],
-        "minibert fp32": [sys.executable, "-m", "minibert.cli", "predict", "--model", folder, TEXT],
-        "minibert int8": [
-            sys.executable,
-            "-m",
-            "minibert.cli",
-            "predict",
-            "--precision",
-            "int8",
-            "--model",
-            folder,
-            TEXT,
-        ],
+        "minibert fp32": predict_command(folder),
+        "minibert int8": predict_command(folder, "--precision", "int8"),
         "pipeline": [*python, PIPELINE, folder, TEXT],
     }
 

@@ -38,16 +38,13 @@ def optimize(model: Model, precision: str = "fp32", threads: int | None = None) 
     Raises:
         MinibertError: an option that is none, or that this machine cannot do.
     """
-    if precision not in PRECISIONS:
-        raise MinibertError(f"precision: expected {', '.join(PRECISIONS)}, got {precision!r}")
+    check_precision(precision)
     if model.engine is not None:
         raise MinibertError(f"expected a plain model, got one that was optimized already ({model.engine})")
     if model.dtype != torch.float32:
         raise MinibertError(f"expected a model in float32, got {model.dtype}; load it with dtype=torch.float32")
     if threads is not None:
-        if threads < 1:
-            raise MinibertError(f"threads: expected at least 1, got {threads}")
-        torch.set_num_threads(threads)
+        set_threads(threads)
     fast = _inference_copy(model)
     on_gpu = model.device.type != "cpu"
     if precision in HALF:
@@ -72,6 +69,19 @@ def optimize(model: Model, precision: str = "fp32", threads: int | None = None) 
         if isinstance(module, BertPreTrainedModel):
             module.engine = engine
     return fast
+
+
+def check_precision(precision: str) -> None:
+    """Refuses a name that is none, which can be done before a model is loaded."""
+    if precision not in PRECISIONS:
+        raise MinibertError(f"precision: expected {', '.join(PRECISIONS)}, got {precision!r}")
+
+
+def set_threads(threads: int) -> None:
+    """CPU threads, of the whole process."""
+    if threads < 1:
+        raise MinibertError(f"threads: expected at least 1, got {threads}")
+    torch.set_num_threads(threads)
 
 
 def _inference_copy(model: Model) -> Model:

@@ -13,7 +13,6 @@ import tomllib
 
 DIGITS = "〇一二三四五六七八九"
 RANKS = ["", "", "高级", "助理", "正高级", "中级", "初级", "副高级", "注册", "执业"]
-# What is grown, and where: an organisation of a kind, and the slots that make it.
 LEVELS = ["", "", "", "市", "县", "区", "省"]
 
 
