@@ -188,3 +188,11 @@ def test_threads_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     optimize(BertModel(BertConfig(**SIZES)), threads=3)
     assert asked == [3]
+
+
+@pytest.mark.parametrize("vnni", [True, False])
+def test_int8_inputs_have_seven_bits_where_the_processor_has_no_vnni(
+    vnni: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "has_vnni", lambda: vnni)
+    assert Int8Linear(torch.ones(4, 8), None).reduce_range is not vnni
