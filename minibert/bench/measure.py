@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -16,9 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from minibert.bench.peers import PACKAGES, PEERS, Run, Setting, quiet
+from minibert.bench.peers import PACKAGES, PEERS, Setting, quiet
 from minibert.bench.processes import first_answers, timed
 from minibert.bench.text import text_peers
+from minibert.bench.workers import NotInstalledError, Worker, timed_turn
 from minibert.bench.workloads import WORKLOADS, Workload, workloads
 from minibert.config import BertConfig
 from minibert.errors import MinibertError
@@ -130,9 +132,9 @@ def bench(
         wanted = [name for name in names if name in WORKLOADS]
         if wanted:
             chosen = workloads(BertConfig.from_pretrained(folder).vocab_size, wanted)
-            runs = _prepared(setting, peers, left_out, progress)
-            sections += [_take_turns(workload, runs, rounds, progress) for workload in chosen]
-            runs.clear()
+            with ExitStack() as stack:
+                workers = _workers(setting, peers, left_out, progress, stack)
+                sections += [_take_turns(workload, workers, rounds, progress) for workload in chosen]
         if "text" in names:
             sections.append(_texts_to_entities(setting, texts, rounds, progress))
         if "start" in names:
@@ -151,44 +153,50 @@ def write_bert_base(folder: Path) -> None:
     (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
 
 
-def _prepared(
-    setting: Setting, names: Sequence[str], left_out: dict[str, str], progress: Callable[[str], object]
-) -> dict[str, Run]:
-    runs: dict[str, Run] = {}
+def _workers(
+    setting: Setting,
+    names: Sequence[str],
+    left_out: dict[str, str],
+    progress: Callable[[str], object],
+    stack: ExitStack,
+) -> dict[str, Worker]:
+    """One after another, since they share exported graphs."""
+    workers: dict[str, Worker] = {}
     for name in names or PEERS:
         progress(f"preparing {name}")
         try:
-            with quiet():
-                runs[name] = PEERS[name](setting)
-        except ImportError as error:
-            left_out[name] = f"{error.name or error} is not installed"
-    return runs
+            workers[name] = Worker(name, setting)
+            stack.callback(workers[name].close)
+        except NotInstalledError as error:
+            left_out[name] = str(error)
+    return workers
 
 
-def _take_turns(workload: Workload, runs: dict[str, Run], rounds: int, progress: Callable[[str], object]) -> Section:
-    timings = {name: Timing() for name in runs}
-    masks = [batch.mask.astype(bool) for batch in workload.batches]
+def _take_turns(
+    workload: Workload, workers: dict[str, Worker], rounds: int, progress: Callable[[str], object]
+) -> Section:
+    timings = {name: Timing() for name in workers}
     outputs = {}
-    for name, run in runs.items():  # warms up, too
+    for name, worker in workers.items():
         progress(f"{workload.name}: {name}")
-        outputs[name] = np.concatenate([run(b)[mask] for b, mask in zip(workload.batches, masks, strict=True)])
+        outputs[name] = worker.logits(workload)
     for name, output in outputs.items():
         if REFERENCE in outputs and name != REFERENCE:
             timings[name].difference = float(np.abs(output - outputs[REFERENCE]).max())
 
-    def once(name: str) -> None:
-        for batch in workload.batches:
-            runs[name](batch)
+    def turn(name: str) -> float:
+        seconds, timings[name].megabytes = workers[name].turn(workload)
+        return seconds
 
-    _in_turn(timings, once, rounds, lambda text: progress(f"{workload.name}: {text}"))
+    _in_turn(timings, turn, rounds, lambda text: progress(f"{workload.name}: {text}"))
     what = f"{workload.what}; {workload.tokens:,} tokens, {workload.padding:.0%} padding"
     return Section(workload.name, what, workload.tokens, "tokens", timings, REFERENCE)
 
 
 def _in_turn(
-    timings: dict[str, Timing], once: Callable[[str], object], rounds: int, progress: Callable[[str], object]
+    timings: dict[str, Timing], turn: Callable[[str], float], rounds: int, progress: Callable[[str], object]
 ) -> None:
-    """Each round begins with another peer."""
+    """Each round begins with another peer; a turn says how many seconds it took."""
     order = list(timings)
     gc.collect()
     for number in range(rounds):
@@ -196,9 +204,7 @@ def _in_turn(
         first = number % len(order)
         for name in order[first:] + order[:first]:
             time.sleep(PAUSE)
-            start = time.perf_counter()
-            once(name)
-            timings[name].seconds.append(time.perf_counter() - start)
+            timings[name].seconds.append(turn(name))
 
 
 def _texts_to_entities(
@@ -210,7 +216,7 @@ def _texts_to_entities(
     timings = {name: Timing() for name in peers}
     for run in peers.values():
         run(texts[:4])
-    _in_turn(timings, lambda name: peers[name](texts), rounds, lambda text: progress(f"text: {text}"))
+    _in_turn(timings, lambda n: timed_turn(lambda: peers[n](texts)), rounds, lambda text: progress(f"text: {text}"))
     characters = sum(map(len, texts))
     what = f"{len(texts):,} texts to their entities, {characters:,} characters"
     return Section("text", what, characters, "characters", timings, list(peers)[-1])

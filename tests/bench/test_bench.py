@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +16,12 @@ from click.testing import CliRunner
 
 from minibert import BertConfig, BertForTokenClassification, MinibertError, TokenClassifier
 from minibert.bench import measure as measuring
+from minibert.bench import workers
 from minibert.bench.measure import REFERENCE, bench, write_bert_base
 from minibert.bench.peers import PEERS, Setting, quiet
 from minibert.bench.processes import timed
-from minibert.bench.workloads import WORKLOADS, Batch, batched, padded, workloads
+from minibert.bench.workers import Worker, timed_turn
+from minibert.bench.workloads import WORKLOADS, Workload, batched, padded, workloads
 from minibert.cli import main
 from tagger import write_checkpoint
 
@@ -84,31 +86,60 @@ def test_every_peer_gives_the_logits_of_the_same_model(name: str, checkpoint: Pa
 
 def test_peers_take_turns_and_each_begins_a_round(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
     calls: list[str] = []
+    made: list[str] = []
 
-    def peer(name: str) -> Any:
-        def run(batch: Batch) -> Any:
-            calls.append(name)
-            return np.zeros((*batch.ids.shape, 18), np.float32)
+    class Recorded:
+        def __init__(self, name: str, _: Setting) -> None:
+            self.name = name
+            made.append(name)
 
-        return lambda setting: run
+        def logits(self, workload: Workload) -> Any:
+            return np.zeros((workload.tokens, 18), np.float32)
 
-    monkeypatch.setattr(measuring, "PEERS", {name: peer(name) for name in "abc"})
+        def turn(self, _: Workload) -> tuple[float, float]:
+            calls.append(self.name)
+            return len(calls) / 10, 100.0
+
+        def close(self) -> None:
+            made.remove(self.name)
+
+    monkeypatch.setattr(measuring, "PEERS", dict.fromkeys("abc"))
+    monkeypatch.setattr(measuring, "Worker", Recorded)
     monkeypatch.setattr(measuring, "PAUSE", 0)
-    results = bench(checkpoint, ["lat32"], rounds=3)
-    assert "".join(calls) == "abc" + "abc" + "bca" + "cab"
-    (section,) = results.sections
-    assert {len(timing.seconds) for timing in section.timings.values()} == {3}
+    (section,) = bench(checkpoint, ["lat32"], rounds=3).sections
+    assert "".join(calls) == "abc" + "bca" + "cab"
+    assert {name: timing.seconds for name, timing in section.timings.items()} == {
+        "a": [0.1, 0.6, 0.8], "b": [0.2, 0.4, 0.9], "c": [0.3, 0.5, 0.7],
+    }  # fmt: skip
+    assert {timing.megabytes for timing in section.timings.values()} == {100.0}
+    assert made == []  # all were closed
 
 
-def test_a_peer_that_is_not_installed_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
-    real = builtins.__import__
+def test_a_turn_repeats_what_is_short_and_does_not_what_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = []
+    monkeypatch.setattr(workers.time, "perf_counter", lambda: sum(calls))
+    monkeypatch.setattr(workers, "TURN", 4)
+    assert timed_turn(lambda: calls.append(8)) == 8
+    assert calls == [8]
+    assert timed_turn(lambda: calls.append(1 if len(calls) > 1 else 3)) == 1
+    assert calls == [8, 3, 1, 1, 1, 1]  # the first of a turn is not counted
 
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith("onnx"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return real(name, *rest)
 
-    monkeypatch.setattr(builtins, "__import__", without)
+def test_a_peer_that_fails_says_why(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(MinibertError, match=r"minibert fp32 failed:\n(?s:.*)CheckpointError: .*nowhere"):
+        Worker("minibert fp32", Setting(tmp_path / "nowhere", tmp_path, 1))
+    worker = Worker("minibert fp32", Setting(checkpoint, tmp_path, 1))
+    worker.process.kill()
+    (workload,) = workloads(300, ["lat32"])
+    with pytest.raises(MinibertError, match="minibert fp32: its process ended with status -9"):
+        worker.logits(workload)
+
+
+def test_a_peer_that_is_not_installed_is_named_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "onnx.py").write_text("raise ModuleNotFoundError('No module named onnx', name='onnx')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
     results = bench(checkpoint, ["lat32"], ["minibert fp32", "onnxruntime fp32"], rounds=1)
     assert results.left_out.keys() == {"onnxruntime fp32"}
     assert "is not installed" in results.left_out["onnxruntime fp32"]
@@ -185,8 +216,6 @@ def test_bert_base_is_written_with_18_labels_and_a_word_for_every_id(tmp_path: P
 
 
 def test_quiet_silences_even_what_is_printed_below_python(capfd: pytest.CaptureFixture[str]) -> None:
-    import os
-
     with quiet():
         os.write(1, b"noise\n")
     os.write(1, b"heard\n")
