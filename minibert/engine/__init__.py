@@ -7,6 +7,7 @@ everything else is the plain model's own code.
 from __future__ import annotations
 
 import copy
+from importlib.util import find_spec
 from typing import TypeVar
 
 import torch
@@ -51,7 +52,9 @@ def optimize(model: Model, precision: str = "fp32", threads: int | None = None) 
         if not on_gpu:
             raise MinibertError(f"precision {precision} is for a GPU; on a CPU take fp32, or int8 for speed")
         fast.to(HALF[precision])
-        engine = f"{precision} by PyTorch"
+        attention = "varlen" if has_varlen(fast.device) else "sdpa"
+        fast.set_attn_implementation(attention)
+        engine = f"{precision} by PyTorch, {attention} attention"
     elif on_gpu:
         if precision == "int8":
             raise MinibertError("precision int8 is for a CPU; on a GPU take bf16 or fp16 for speed")
@@ -75,6 +78,13 @@ def check_precision(precision: str) -> None:
     """Refuses a name that is none, which can be done before a model is loaded."""
     if precision not in PRECISIONS:
         raise MinibertError(f"precision: expected {', '.join(PRECISIONS)}, got {precision!r}")
+
+
+def has_varlen(device: torch.device) -> bool:
+    """Whether attention over packed sequences is one kernel there: PyTorch has it, for Ampere GPUs and later."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return find_spec("torch.nn.attention.varlen") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def set_threads(threads: int) -> None:

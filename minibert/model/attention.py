@@ -17,6 +17,7 @@ from minibert.config import BertConfig
 from minibert.errors import MinibertError
 from minibert.model.packing import Packing
 
+VARLEN_DEVICE, VARLEN_DTYPES = "cuda", (torch.float16, torch.bfloat16)
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor | None]]
 
 
@@ -61,11 +62,43 @@ def sdpa_attention(
     return context.masked_fill(empty, 0), None
 
 
+def varlen_attention(query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, longest: int) -> Tensor:
+    """Attention within each of many sequences that lie one after another, by one kernel of PyTorch, without padding.
+
+    https://docs.pytorch.org/docs/stable/nn.attention.varlen.html; on CUDA, in float16 and bfloat16 only.
+
+    Args:
+        query, key, value: (T, H, D).
+        boundaries: (N + 1,) int32, where each of N sequences begins, and T.
+        longest: tokens of the longest sequence.
+
+    Returns:
+        The context (T, H, D).
+
+    Raises:
+        MinibertError: another device or dtype.
+    """
+    if query.device.type != VARLEN_DEVICE or query.dtype not in VARLEN_DTYPES:
+        raise MinibertError(
+            f"attn_implementation 'varlen' needs float16 or bfloat16 on cuda, got {str(query.dtype).split('.')[-1]} on "
+            f"{query.device.type}; take 'sdpa'"
+        )
+    from torch.nn.attention.varlen import varlen_attn
+
+    context = varlen_attn(query, key, value, boundaries, boundaries, longest, longest)
+    assert isinstance(context, Tensor)
+    return context
+
+
 def _blocked(mask: Tensor) -> Tensor:
     return ~mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min
 
 
-ATTENTION_FUNCTIONS: dict[str, AttentionFunction] = {"eager": eager_attention, "sdpa": sdpa_attention}
+ATTENTION_FUNCTIONS: dict[str, AttentionFunction] = {
+    "eager": eager_attention,
+    "sdpa": sdpa_attention,
+    "varlen": sdpa_attention,  # for what is not packed; `BertSelfAttention` has packed tokens
+}
 
 
 class MultiHeadAttention(nn.Module):
@@ -84,7 +117,8 @@ class MultiHeadAttention(nn.Module):
         add_zero_attn: append one key and value of zeros to every sequence.
         kdim, vdim: channels of key and value; default `embed_dim`.
         batch_first: whether batched input is (B, L, E) or (L, B, E).
-        attn_implementation: "sdpa" or "eager"; asking for weights always takes "eager".
+        attn_implementation: "sdpa" or "eager"; asking for weights always takes "eager". "varlen" is for packed tokens
+            in BERT on a GPU, else as "sdpa".
         device, dtype: of the parameters.
 
     Raises:
@@ -467,6 +501,10 @@ class BertSelfAttention(MultiHeadAttention):
             return packing.unpack(context), weights
         packing = attention_mask
         query, key, value = self.project(hidden_states, hidden_states, hidden_states)
+        if self._takes_varlen(packing, output_attentions) and len(hidden_states):
+            query, key, value = (x.unflatten(-1, (self.num_heads, -1)) for x in (query, key, value))
+            boundaries, longest = packing.boundaries(query.device)
+            return varlen_attention(query, key, value, boundaries, longest).flatten(1), None
         if packing.lengths:
             context, matrices = self.attend_packed(query, key, value, packing.lengths, output_attentions)
             return context, packing.unpack_weights(matrices, self.num_heads) if output_attentions else None
@@ -475,3 +513,8 @@ class BertSelfAttention(MultiHeadAttention):
         if weights is not None and packing.padding is not None:
             weights = weights.masked_fill(packing.padding[:, None, :, None], 0)
         return context.flatten(0, 1), weights
+
+    def _takes_varlen(self, packing: Packing, need_weights: bool) -> bool:
+        """Its kernel has no weights to show or to drop, and no masks."""
+        drops = self.training and self.dropout > 0
+        return self.attn_implementation == "varlen" and packing.mask is None and not (need_weights or drops)

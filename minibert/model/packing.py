@@ -6,7 +6,8 @@ Shapes: B sequences of S cells each, T real tokens in all, H heads, C channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ class Packing:
     indices: Tensor | None = None  # (T,) int64, the real tokens' places among the B * S cells
     mask: Tensor | None = None  # (B, 1 or H, 1 or S, S): bool, True = attend, or float, added to the scores
     padding: Tensor | None = None  # (B, S) bool, True = padding; only beside a `mask` made from it
+    _boundaries: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # once they were asked for
 
     @classmethod
     def from_mask(cls, attention_mask: Tensor | None, batch_size: int, seq_len: int, num_heads: int) -> Packing:
@@ -98,6 +100,16 @@ class Packing:
         if self.indices is None and self.lengths:
             return torch.cat([torch.arange(length, device=device) for length in self.lengths])
         return torch.arange(self.seq_len, device=device)
+
+    def boundaries(self, device: torch.device) -> tuple[Tensor, int]:
+        """(N + 1,) int32, where each of N sequences begins among the packed tokens, and T; and how long the longest is.
+
+        Made once, for all layers.
+        """
+        lengths = self.lengths or [self.seq_len] * self.batch_size
+        if not self._boundaries:
+            self._boundaries.append(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device))
+        return self._boundaries[0], max(lengths, default=0)
 
     @property
     def longest(self) -> int:

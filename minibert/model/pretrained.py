@@ -187,7 +187,7 @@ class BertPreTrainedModel(nn.Module):
             name_or_path: a directory, or the name of a model on the Hugging Face Hub.
             dtype: "auto" (the config's dtype, else the file's; float32 for half precision on a CPU that has no
                 arithmetic for it), or the dtype of all parameters.
-            attn_implementation: "sdpa" or "eager".
+            attn_implementation: "sdpa", "eager", or on a GPU in half precision "varlen".
             device: where to put the model; default CPU. On CPU, weights of the file's own dtype stay mapped from
                 it and are read on first use; they are private to the process, so training leaves the file alone.
             ignore_mismatched_sizes: initialise a head of another size instead of refusing it.

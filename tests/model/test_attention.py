@@ -552,7 +552,10 @@ def test_the_chosen_function_is_the_one_that_runs(name: str, monkeypatch: pytest
         ({"embed_dim": 20, "num_heads": 3}, "embed_dim 20 and num_heads 3"),
         ({"embed_dim": 20, "num_heads": 0}, "num_heads 0"),
         ({"embed_dim": 20, "num_heads": 4, "dropout": 1.5}, "got 1.5"),
-        ({"embed_dim": 20, "num_heads": 4, "attn_implementation": "flash"}, "'flash' is not one of eager, sdpa"),
+        (
+            {"embed_dim": 20, "num_heads": 4, "attn_implementation": "flash"},
+            "'flash' is not one of eager, sdpa, varlen",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
