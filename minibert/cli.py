@@ -14,6 +14,19 @@ import click
 
 from minibert import __version__
 from minibert.errors import MinibertError, printable
+from minibert.threads import default_threads
+
+
+def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    """With the threads that a command would take, where one looks who wonders why all is slow."""
+    if not asked:
+        return
+    try:
+        threads = default_threads()
+    except MinibertError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"minibert, version {__version__}, {threads} thread{'s' if threads > 1 else ''}")
+    context.exit()
 
 
 class _Commands(click.Group):
@@ -28,7 +41,9 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, "-V", "--version", prog_name="minibert")
+@click.option(
+    "--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="And threads."
+)
 def main() -> None:
     """A BERT encoder for Hugging Face checkpoints."""
 
@@ -48,7 +63,7 @@ def _classifier_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--no-windows", "allow_windows", flag_value=False, default=None, help="Refuse long texts."),
             click.option("--max-tokens-per-batch", type=int, help="Cells that go through the model at once."),
             click.option("--precision", type=click.Choice(["fp32", "int8", "bf16", "fp16"]), help="Default fp32."),
-            click.option("--threads", type=int, help="CPU threads."),
+            click.option("--threads", type=int, help="CPU threads; default all cores, divided among workers."),
             click.option("--device", help="cpu, cuda, cuda:1, ...; default a GPU if there is one."),
             click.option("--allow-untrained-head", is_flag=True, help="Accept a checkpoint without a trained head."),
         ]
@@ -60,6 +75,8 @@ def _classifier_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _load_classifier(name_or_path: str | None, options: dict[str, Any]) -> Any:
     from minibert.predict import TokenClassifier
 
+    if options.get("threads") is None:
+        options["threads"] = default_threads()
     classifier = TokenClassifier.from_pretrained(
         name_or_path, **{name: value for name, value in options.items() if value is not None}
     )
@@ -237,7 +254,7 @@ def parity(name_or_path: str, texts: tuple[str, ...], tolerance: float, attentio
 @click.option("--texts", type=click.Path(path_type=Path), help="A file, whose lines are taken to their entities.")
 @click.option("--limit", default=500, show_default=True, type=click.IntRange(min=1), help="Of these lines.")
 @click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1))
-@click.option("--threads", type=click.IntRange(min=1), help="For every peer; default as PyTorch has it.")
+@click.option("--threads", type=click.IntRange(min=1), help="For every peer; default all cores.")
 def bench(
     folder: Path | None,
     workloads: tuple[str, ...],

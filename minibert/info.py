@@ -20,6 +20,7 @@ from minibert.model import heads
 from minibert.model.encoder import BertModel
 from minibert.model.pretrained import BertPreTrainedModel
 from minibert.text.tokenizer import cannot_spell_capitals, load_tokenizer, lower_cases
+from minibert.threads import default_threads, usable_cores
 
 MODELS: tuple[type[BertPreTrainedModel], ...] = (
     BertModel,
@@ -80,7 +81,7 @@ def engine_lines() -> Iterator[str]:
     """Lines about what would run a model here: what `optimize` takes for each precision, and threads."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     yield _line("gpu", gpu)
-    yield _line("threads", f"{torch.get_num_threads()} of {os.cpu_count()} processors")
+    yield _line("threads", f"{default_threads()} for {usable_cores()} cores of {os.cpu_count()} processors")
     for precision in PRECISIONS:
         if precision in HALF:
             runs = "PyTorch, on the GPU" if gpu != "none" else "no, it wants a GPU"

@@ -17,7 +17,7 @@ ROOT = Path(minibert.__file__).parent
 # Each part may import those after it, and its own.
 ORDER = (
     "cli", "bench", "tagging", "info", "parity", "train", "formats", "predict", "engine", "text", "model", "checkpoint",
-    "config", "hub", "writing", "errors",
+    "config", "hub", "writing", "threads", "errors",
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from minibert.bench.workloads import WORKLOADS, Workload, workloads
 from minibert.config import BertConfig
 from minibert.errors import MinibertError
 from minibert.model.heads import BertForTokenClassification
+from minibert.threads import default_threads
 
 REFERENCE = "transformers sdpa"  # whose numbers the others' are compared with, and whose speed is 1
 THINGS = (*WORKLOADS, "text", "start")
@@ -106,7 +107,7 @@ def bench(
         peers: of `PEERS`, for what is timed on token ids.
         texts: for "text", from texts to entities.
         rounds: timed passes, after one that is not timed.
-        threads: for every peer; default as PyTorch has it.
+        threads: for every peer; default all cores.
         progress: told what is going on.
 
     Raises:
@@ -119,7 +120,7 @@ def bench(
     if "text" in names and not texts:
         raise MinibertError("workload text: expected texts (--texts FILE), got none")
     names = names or [name for name in THINGS if name != "text" or texts]
-    threads = threads or torch.get_num_threads()
+    threads = threads or default_threads()
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as place:
         work = Path(place)
