@@ -92,7 +92,8 @@ class AdaptedModel(transformers.PreTrainedModel):
         return self.output_class(**output) if as_dict else output.to_tuple()
 
     def _init_weights(self, module: nn.Module) -> None:
-        if not (self.config.tie_word_embeddings and module is self.get_output_embeddings()):  # drawn as embeddings
+        decoder = self.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if not (self.config.tie_word_embeddings and module is decoder):  # else it is drawn as the embeddings
             init_module(module, self.minibert.config)
 
     def get_input_embeddings(self) -> nn.Module:

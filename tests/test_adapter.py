@@ -239,7 +239,7 @@ def test_trainer_keeps_the_columns_and_trains_on_minibert(directory: Path, tmp_p
     data = datasets.Dataset.from_dict({**rows, "text": ["x"] * 8})
     arguments = transformers.TrainingArguments(
         tmp_path / "run", max_steps=3, learning_rate=1e-2, use_cpu=True, report_to=[], save_strategy="no",
-        disable_tqdm=True, gradient_checkpointing=True,
+        disable_tqdm=True,
     )  # fmt: skip
     trainer = transformers.Trainer(model, arguments, train_dataset=data)
     before = model(torch.tensor([[2, 5, 6, 3]]), labels=torch.tensor([[-100, 1, 2, -100]])).loss.item()

@@ -67,7 +67,7 @@ def fonts_for(text: str, wanted: str | None = None) -> Fonts:
             needed -= found
         if not needed:
             break
-    fonts = Fonts((*families, DEFAULT), frozenset(needed))
+    fonts = Fonts(tuple(dict.fromkeys((*families, DEFAULT))), frozenset(needed))
     if needed:
         logger.warning("%s; %s", fonts.notice, ADVICE)
     return fonts
