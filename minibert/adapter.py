@@ -1,6 +1,6 @@
 """Into transformers: minibert's models as `PreTrainedModel`s, and its attention under names of its own.
 
-Importing this module needs transformers (`minibert[train]` brings it); nothing else in the package imports it. The
+Importing this module needs transformers (`minibert[adapter]` brings it); nothing else in the package imports it. The
 models have the names, parameters and results of the stock ones, so that whatever asks for a `PreTrainedModel` takes
 them: `transformers.pipeline`, the auto classes, Trainer, PEFT. A checkpoint of theirs is one of the stock class and of
 minibert, too. Everything at padding is 0, and masks are checked, as in minibert.
@@ -12,17 +12,21 @@ import functools
 from typing import Any, ClassVar
 
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers import modeling_outputs as outputs
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
 from minibert.config import BertConfig
 from minibert.errors import MinibertError
 from minibert.model import encoder, heads
 from minibert.model.attention import ATTENTION_FUNCTIONS, AttentionFunction, MultiHeadAttention
 from minibert.model.pretrained import BertPreTrainedModel, init_module
+
+try:
+    import transformers
+    from transformers import modeling_outputs as outputs
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
+except ImportError as missing:
+    raise ImportError(f"minibert.adapter: pip install 'minibert[adapter]' ({missing})") from missing
 
 # What an attention function can be asked for beyond query, key, value and mask, and BERT never asks for.
 NOT_BERTS = ("position_bias", "softcap", "s_aux", "cache")

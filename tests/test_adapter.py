@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -248,6 +250,43 @@ def test_trainer_keeps_the_columns_and_trains_on_minibert(directory: Path, tmp_p
     assert model(torch.tensor([[2, 5, 6, 3]]), labels=torch.tensor([[-100, 1, 2, -100]])).loss.item() < before - 0.5
     trainer.save_model(tmp_path / "saved")
     assert minibert.BertForTokenClassification.from_pretrained(tmp_path / "saved").config.id2label[1] == "B-PER"
+
+
+def test_a_head_that_is_not_in_the_file_is_drawn_and_the_rest_is_loaded(tmp_path: Path) -> None:
+    encoder = random_biases(transformers.BertModel(transformers.BertConfig(**fields_of("BertModel"))))
+    encoder.save_pretrained(tmp_path)
+    model, report = adapter.BertForTokenClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert report["missing_keys"] == {"classifier.weight", "classifier.bias"}
+    assert model.classifier.weight.detach().std() == pytest.approx(0.2, rel=0.2)
+    assert not model.classifier.bias.any()
+    loaded = model.bert.state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in encoder.state_dict().items() if "pooler" not in name)
+
+
+def test_lora_trains_and_saves_through_the_adapter(directory: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    ids = torch.randint(5, 60, (3, 7))
+    config = peft.LoraConfig(task_type="TOKEN_CLS", target_modules=["query", "value"])
+    model = peft.get_peft_model(adapter.BertForTokenClassification.from_pretrained(directory), config)
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids % 18).loss.backward()
+        optimizer.step()
+    expected = model.eval()(input_ids=ids).logits
+    model.save_pretrained(tmp_path / "lora")
+    base = adapter.BertForTokenClassification.from_pretrained(directory)
+    assert largest_difference(base(ids).logits, expected) > 1e-2
+    assert (
+        largest_difference(peft.PeftModel.from_pretrained(base, tmp_path / "lora")(input_ids=ids).logits, expected)
+        < 1e-6
+    )
+
+
+def test_without_transformers_it_is_said_what_to_install() -> None:
+    code = "import sys; sys.modules['transformers'] = None; import minibert.adapter"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ImportError: minibert.adapter: pip install 'minibert[adapter]'" in done.stderr
 
 
 def test_what_cannot_be_adapted_is_named(directory: Path) -> None:

@@ -88,9 +88,10 @@ def test_no_token_and_no_title_can_break_out() -> None:
     assert parsed.texts["title"] == parsed.texts["h1"] == "</title><b>{{data}}&amp;"
 
 
-def test_a_page_of_12_layers_12_heads_and_128_tokens_has_a_reasonable_size() -> None:
-    page = attention_of([str(n) for n in range(128)], layers=12, heads=12).to_html()
-    assert len(page) < 3_500_000  # a byte a weight before compression is 3,670,016 in base64
+def test_a_page_of_12_layers_12_heads_and_128_tokens_has_at_most_4_mb() -> None:
+    weights = np.random.default_rng(0).random((12, 12, 128, 128), dtype=np.float32)  # noise is what packs worst
+    page = Attention([str(n) for n in range(128)], weights / weights.sum(-1, keepdims=True)).to_html()
+    assert 3_000_000 < len(page) < 4_000_000
 
 
 def rendered(page: str, folder: Path) -> str:
