@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from minibert.writing import replacing
 SUFFIXES = (".html", ".png")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attention:
     """What `read_attention` found. A notebook shows it as the page that `save` writes.
 
@@ -40,7 +40,7 @@ class Attention:
     """
 
     tokens: Sequence[str]
-    weights: Floats
+    weights: Floats = field(repr=False)
     title: str = "Attention"
 
     @property

@@ -56,6 +56,14 @@ def test_entities_are_marked_with_type_score_and_place() -> None:
     assert "b" not in parsed.tags
 
 
+def test_neither_an_entity_nor_its_type_can_break_out() -> None:
+    html = entities_html(TEXT, [Entity('"><i>', 5, 8, "<b>", 0.5)])
+    parsed = Parsed(html)
+    assert parsed.marks == ["<b>", '"><i>']
+    assert parsed.titles[0] == '"><i> 0.500, 5-8'
+    assert {"b", "i"}.isdisjoint(parsed.tags)
+
+
 def test_a_notebook_shows_it_and_a_string_is_a_string() -> None:
     html = entities_html(TEXT, FOUND)
     assert isinstance(html, Html)

@@ -94,6 +94,10 @@ def test_nothing_is_cut_at_12_layers_and_12_heads(size: int, tmp_path: Path) -> 
         assert box.x1 <= whole.x1 + 1, text
         assert box.y0 >= whole.y0 - 1, text
         assert box.y1 <= whole.y1 + 1, text
+    panels = [axes.get_tightbbox(renderer) for axes in figure.axes]  # and the colour scales
+    heading = figure.texts[0].get_window_extent(renderer)
+    for one, other in itertools.combinations([*panels, heading], 2):
+        assert not one.padded(-1).overlaps(other)
 
 
 @pytest.mark.parametrize("size", [3, 40, 128, 256])
