@@ -245,6 +245,25 @@ def parity(name_or_path: str, texts: tuple[str, ...], tolerance: float, attentio
         raise click.ClickException("the numbers differ from transformers'")
 
 
+@main.command(no_args_is_help=True, short_help="Draw where a model looks.")
+@click.argument("name_or_path", metavar="MODEL")
+@click.argument("text", metavar="TEXT")
+@click.option("--output", "-o", required=True, type=click.Path(path_type=Path), metavar="OUT.html|.png")
+@click.option("--layer", default=1, show_default=True, help="The layer of the head in detail.")
+@click.option("--head", default=1, show_default=True, help="The head in detail.")
+@click.option("--font", metavar="FILE", help="For a PNG: a font file or family; default one with the characters.")
+def attention(name_or_path: str, text: str, output: Path, layer: int, head: int, font: str | None) -> None:
+    """Draw the attention of MODEL over TEXT: every layer and head, averages, rollout, and one head in detail.
+
+    A page (.html) needs a browser only, and shows any head on a click. A picture (.png) needs minibert[viz].
+    """
+    from minibert.visualize.attention import check_suffix, read_attention
+
+    check_suffix(output)  # before anything is loaded
+    read_attention(name_or_path, text).save(output, layer, head, font=font)
+    click.echo(output)
+
+
 @main.command(short_help="Time minibert and its peers side by side.")
 @click.option("--model", "folder", type=click.Path(path_type=Path), help="Default BERT-base with random weights.")
 @click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -15,16 +16,19 @@ from minibert.text.labels import Span, tags_from_spans
 
 COLOURS = ("#ffd6a5", "#a0c4ff", "#caffbf", "#ffadad", "#bdb2ff", "#fdffb6", "#9bf6ff", "#ffc6ff", "#d0d0d0")
 ANSI = (33, 34, 32, 31, 35, 36)
-STYLE = """\
-body { font: 16px/2 sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff; }
-p { white-space: pre-wrap; margin: .5rem 0; overflow-wrap: anywhere; }
-mark { padding: .1rem .2rem; border-radius: .2rem; }
-mark small { font-size: .7em; margin-left: .3em; opacity: .7; }
-.note { color: #b00; font-size: .8em; }
-table { border-collapse: collapse; }
-th, td { text-align: left; padding: 0 1rem 0 0; border-bottom: 1px solid #ddd; }
-pre { font-size: .8em; line-height: 1.4; overflow-x: auto; }
-img { max-width: 100%; }
+MARK_STYLE = """\
+mark { padding: .1rem .2rem; border-radius: .2rem; color: #222; -webkit-box-decoration-break: clone; \
+box-decoration-break: clone; }
+mark small { font-size: .7em; margin-left: .3em; opacity: .75; white-space: nowrap; }
+"""
+STYLE = f"""\
+body {{ font: 16px/2 sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff; }}
+p {{ white-space: pre-wrap; margin: .5rem 0; overflow-wrap: anywhere; }}
+{MARK_STYLE}.note {{ color: #b00; font-size: .8em; }}
+table {{ border-collapse: collapse; }}
+th, td {{ text-align: left; padding: 0 1rem 0 0; border-bottom: 1px solid #ddd; }}
+pre {{ font-size: .8em; line-height: 1.4; overflow-x: auto; }}
+img {{ max-width: 100%; }}
 """
 
 
@@ -83,29 +87,40 @@ def html_head(title: str) -> str:
     )
 
 
-def html_paragraph(text: str, entities: Sequence[Entity], palette: Palette, note: str = "") -> str:
-    """A text with its entities marked; the score appears where the pointer rests. One line."""
+def html_paragraph(
+    text: str, entities: Sequence[Entity], palette: Palette, note: str = "", *, scores: bool = False
+) -> str:
+    """A text with its entities marked; score and place appear where the pointer rests. One line.
+
+    With `scores` they stand beside the types, too. A score that is NaN is none.
+    """
     pieces = []
     last = 0
     for entity in entities:
         colour = COLOURS[palette.number(entity.label) % len(COLOURS)]
-        label = escape(entity.label)
+        label = _html(entity.label)
+        score = "" if math.isnan(entity.score) else f" {entity.score:.3f}"
         pieces.append(
-            f'{_html(text[last : entity.start])}<mark style="background:{colour}" title="{label} {entity.score:.3f}, '
-            f'{entity.start}-{entity.end}">{_html(entity.text)}<small>{label}</small></mark>'
+            f'{_html(text[last : entity.start])}<mark style="background:{colour}" title="{label}{score}, '
+            f'{entity.start}-{entity.end}">{_html(entity.text)}<small>{label}{score * scores}</small></mark>'
         )
         last = entity.end
     said = f' <span class="note">{escape(note)}</span>' if note else ""
     return f"<p>{''.join(pieces)}{_html(text[last:])}{said}</p>"
 
 
-def html_tail(palette: Palette) -> str:
-    """The legend and the end of the page."""
-    legend = " ".join(
-        f'<mark style="background:{COLOURS[number % len(COLOURS)]}">{escape(label)}</mark>'
+def html_legend(palette: Palette) -> str:
+    """The types in their colours."""
+    marks = (
+        f'<mark style="background:{COLOURS[number % len(COLOURS)]}">{_html(label)}</mark>'
         for label, number in palette.numbers.items()
     )
-    return f"<hr>\n<p>{legend}</p>\n</body>\n</html>"
+    return f"<p>{' '.join(marks)}</p>"
+
+
+def html_tail(palette: Palette) -> str:
+    """The legend and the end of the page."""
+    return f"<hr>\n{html_legend(palette)}\n</body>\n</html>"
 
 
 def _html(text: str) -> str:

@@ -100,7 +100,7 @@ def rendered(
             head = [f"# {note}"] if note else []
             output = "\n".join([*head, *conll_lines(line.text, entities, scheme), ""])
         elif format == "html":
-            output = html_paragraph(line.text, entities, palette, note)
+            output = html_paragraph(line.text, entities, palette, note, scores=True)
         else:
             rows = terminal_lines(line.text, entities, palette, colour=colour)
             output = "\n".join([*rows, *([f"  ({note})"] if note else [])])

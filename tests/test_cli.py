@@ -131,6 +131,8 @@ def test_html_is_one_page(directory: str) -> None:
     assert result.stdout.startswith("<!DOCTYPE html>")
     assert result.stdout.endswith("</html>\n")
     assert "&lt;" in result.stdout
+    found = expected(directory, "我住在北京")[0][0]
+    assert f"<small>{found['label']} {found['score']:.3f}</small>" in result.stdout
     assert result.stdout.count("<p>") == 3  # two texts and the legend
 
 
@@ -239,9 +241,27 @@ def test_parity_prints_a_line_for_each_layer_and_exits_by_the_tolerance(director
     assert strict.stderr == "Error: the numbers differ from transformers'\n"
 
 
+def test_attention_writes_a_page_or_a_picture(directory: str, tmp_path: Path) -> None:
+    for name, start in (("a.html", b"<!DOCTYPE html>"), ("a.png", b"\x89PNG")):
+        result = invoke("attention", directory, "Q app", "-o", str(tmp_path / name), "--layer", "2", "--head", "4")
+        assert (result.exit_code, result.stdout) == (0, f"{tmp_path / name}\n")
+        assert (tmp_path / name).read_bytes().startswith(start)
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert '"layer": 2, "column": 4' in page
+    assert "Attention of " in page
+    refused = invoke("attention", directory, "x", "-o", str(tmp_path / "b.html"), "--layer", "3")
+    assert (refused.exit_code, refused.stderr) == (1, "Error: layer: expected 1 to 2, got 3\n")
+    refused = invoke("attention", directory, "x", "-o", str(tmp_path / "b.png"), "--font", "/no/such")
+    assert refused.stderr == "Error: font: expected a font file or the name of an installed family, got '/no/such'\n"
+    assert not list(tmp_path.glob("b.*"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
+        (["attention", "/nowhere", "x", "-o", "a.pdf"], 1, "a.pdf: expected a name that ends in .html or .png"),
+        (["attention", "/nowhere", "x", "-o", "a.png"], 1, "/nowhere: no such directory"),
+        (["attention", "/nowhere", "x"], 2, "Missing option '--output'"),
         (["predict", "--model", "/nowhere", "x"], 1, "/nowhere: no such directory"),
         (["parity", "/nowhere"], 1, "/nowhere: no such directory"),
         (["predict", "--model", "/nowhere"], 2, "expected a TEXT, - for standard input, or --file"),

@@ -190,6 +190,19 @@ def test_the_blocks_about_fine_tuning_run_in_order() -> None:
         exec(compile(block, str(FINE_TUNING), "exec"), namespace)  # noqa: S102
 
 
+@pytest.mark.parametrize(("name", "count"), [("pictures", 4), ("transformers", 5)])
+def test_the_blocks_about_pictures_and_transformers_run_in_order(
+    name: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    document = DOCUMENT.with_name(f"{name}.md")
+    blocks = re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == count
+    namespace: dict[str, Any] = {"__name__": name}
+    for block in blocks:
+        exec(compile(block, str(document), "exec"), namespace)  # noqa: S102
+
+
 def test_the_options_of_a_recipe_are_listed_with_their_defaults() -> None:
     table = FINE_TUNING.read_text(encoding="utf-8").split("| `[training]` |")[1].split("\n\n")[0]
     said = dict(re.findall(r"`(\w+)(?: = ([^`]+))?`(?=[,| ])", table))

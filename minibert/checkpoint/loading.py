@@ -112,7 +112,7 @@ def load_weights(
         raise _does_not_fit(files.path, type(model).__name__, found.problems)
     if found.wrapper:
         logger.warning("%s: every name begins with %s, which is left off", files.path, found.wrapper)
-    if any(CRF.match(name.removeprefix(found.wrapper)) for name in found.unexpected):
+    if hasattr(model, "classifier") and any(CRF.match(name.removeprefix(found.wrapper)) for name in found.unexpected):
         logger.warning("%s: the CRF is left out; labels are those of the logits under it", files.path)
     fresh = set(found.fresh)
     state = {name: torch.empty(found.shapes[name], dtype=dtype, device=device) for name in fresh}

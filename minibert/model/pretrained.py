@@ -61,7 +61,7 @@ class BertPreTrainedModel(nn.Module):
         for name, module in self.named_modules():
             owned = {f"{name}.{parameter}".lstrip(".") for parameter, _ in module.named_parameters(recurse=False)}
             if owned - self.tied_names().keys() and (only is None or owned <= set(only)):
-                _init_module(module, self.config)
+                init_module(module, self.config)
 
     def tie_weights(self) -> None:
         """Makes tied parameters one object, if the config ties them."""
@@ -334,7 +334,7 @@ def _usable(device: str | torch.device | None) -> torch.device:
     return target
 
 
-def _init_module(module: nn.Module, config: BertConfig) -> None:
+def init_module(module: nn.Module, config: BertConfig) -> None:
     """Initial values of one module's own parameters (as google-research/bert and transformers have them)."""
     with torch.no_grad():
         if isinstance(module, (nn.Linear, nn.Embedding)):
