@@ -7,6 +7,7 @@ where it is missing or wrong.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from minibert.errors import MinibertError
 
 GELU = "gelu"  # the erf form, https://arxiv.org/abs/1606.08415
 
@@ -84,9 +87,7 @@ class Int8Linear(Kernel):
         self.reduce_range = not has_vnni()
         scales = weight.abs().amax(1).clamp(min=1e-8).double() / 127
         zeros = torch.zeros(len(weight), dtype=torch.long)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that torch is going to part with quantized tensors; then this kernel goes
-            rounded = torch.quantize_per_channel(weight.contiguous(), scales, zeros, 0, torch.qint8)
+        rounded = torch.quantize_per_channel(weight.contiguous(), scales, zeros, 0, torch.qint8)
         return torch.ops.quantized.linear_prepack(rounded, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -125,9 +126,17 @@ class OneDnnInt8Linear(Kernel):
 
 
 def rounded_to_bytes(x: Tensor) -> tuple[Tensor, float, int]:
-    """x as bytes b, a scale s and a zero point z: x is near s * (b - z)."""
+    """x as bytes b, a scale s and a zero point z: x is within s / 2 of s * (b - z), and 0 is met exactly.
+
+    Raises:
+        MinibertError: x holds NaN or infinity.
+    """
+    if not x.numel():
+        return x.to(torch.uint8), 1.0, 0
     bounds = torch.stack(torch.aminmax(x)).tolist()
     low, high = min(bounds[0], 0.0), max(bounds[1], 0.0)
+    if not math.isfinite(high - low):
+        raise MinibertError("int8: the hidden states hold NaN or infinity, so the model's weights are broken")
     scale = (high - low) / 255 or 1.0
     zero = round(-low / scale)
     quantized = torch.quantize_per_tensor(x, scale, zero, torch.quint8)
@@ -157,7 +166,9 @@ def _works(kernel: type[Kernel]) -> bool:
     bias, residual = torch.randn(48, generator=generator), torch.randn(5, 48, generator=generator)
     tolerance = 1e-4 if kernel in KERNELS["fp32"] else 0.5
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            # That torch is to part with quantized tensors, which it says once in a process; then their kernels go.
+            warnings.simplefilter("ignore")
             plain = F.linear(x, weight, bias)
             pairs = [(kernel(weight, bias)(x), plain), (kernel(weight, bias, GELU)(x), F.gelu(plain))]
             pairs.append((kernel(weight, bias).add(x, residual), plain + residual))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,17 @@ import minibert
 from minibert import BertConfig, BertForTokenClassification, BertModel, MinibertError
 from minibert.config import ACTIVATION_NAMES
 from minibert.engine import kernels, optimize
-from minibert.engine.kernels import Int8Linear, Kernel, OneDnnLinear, PlainLinear, kernel_for
+from minibert.engine.kernels import (
+    GELU,
+    Int8Linear,
+    Kernel,
+    OneDnnInt8Linear,
+    OneDnnLinear,
+    PlainLinear,
+    has_vnni,
+    kernel_for,
+    rounded_to_bytes,
+)
 from minibert.model.crf import BertCrfForTokenClassification
 
 SIZES: dict[str, Any] = {
@@ -130,11 +142,54 @@ def test_int8_is_close_smaller_and_the_same_each_time() -> None:
     assert 0 < (ours - theirs).abs().max() < 0.1 * theirs.abs().max()
     layers = [module for module in fast.modules() if isinstance(module, Kernel)]
     assert len(layers) == 4 * 3
-    assert {type(layer) for layer in layers} == {Int8Linear}
+    assert {type(layer) for layer in layers} == {kernel_for("int8")}
     assert {type(module) for module in (fast.classifier, fast.bert.embeddings.word_embeddings)} == {
         nn.Linear,
         nn.Embedding,
     }
+
+
+def test_the_int8_kernel_is_the_one_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernel_for("int8") is (OneDnnInt8Linear if has_vnni() else Int8Linear)
+    kernel_for.cache_clear()
+    monkeypatch.setattr(kernels, "has_vnni", lambda: False)
+    assert kernel_for("int8") is Int8Linear
+
+
+@pytest.mark.skipif(not has_vnni(), reason="the processor has no VNNI")
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_both_int8_kernels_compute_the_same(rows: int) -> None:
+    torch.manual_seed(0)
+    x, residual, weight, bias = torch.randn(rows, 96), torch.randn(rows, 33), torch.randn(33, 96), torch.randn(33)
+    for given in ((weight, bias), (weight, None), (weight, bias, GELU)):
+        ours, theirs = OneDnnInt8Linear(*given), Int8Linear(*given)
+        # Both round the weights alike; the other's inputs may fall on the neighbouring byte.
+        torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0.15)
+        if len(given) == 2:
+            torch.testing.assert_close(ours.add(x, residual), ours(x) + residual, rtol=0, atol=1e-5)
+    assert OneDnnInt8Linear(weight, bias)(x[:0]).shape == (0, 33)
+
+
+@pytest.mark.parametrize("shift", [-3.0, 0.0, 3.0])
+def test_inputs_are_rounded_to_the_nearest_of_256_steps(shift: float) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 7) + shift
+    rounded, scale, zero = rounded_to_bytes(x)
+    assert rounded.dtype == torch.uint8
+    assert rounded.shape == x.shape
+    assert ((rounded.float() - zero) * scale - x).abs().max() <= scale / 2 * 1.001
+    assert {int(rounded.min()), int(rounded.max())} & {0, 255}
+    assert rounded_to_bytes(torch.zeros(2, 3))[0].float().sub(rounded_to_bytes(torch.zeros(2, 3))[2]).eq(0).all()
+    with pytest.raises(MinibertError, match="int8: the hidden states hold NaN or infinity"):
+        rounded_to_bytes(torch.tensor([[1.0, float("nan")]]))
+
+
+def test_nothing_is_warned_of() -> None:
+    code = "import torch; from minibert import BertConfig, BertModel, optimize; " + (
+        f"optimize(BertModel(BertConfig(**{SIZES})), 'int8')(torch.ones(2, 3, dtype=torch.long))"
+    )
+    told = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr) == (0, "")
 
 
 def test_int8_does_not_overflow_where_products_are_summed_in_pairs() -> None:
