@@ -16,13 +16,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from minibert.bench.peers import PACKAGES, PEERS, Run, Setting, quiet
+from minibert.bench.peers import PACKAGES, PEERS, Run, Setting
 from minibert.bench.processes import first_answers, timed
 from minibert.bench.text import text_peers
 from minibert.bench.workloads import WORKLOADS, Workload, workloads
 from minibert.config import BertConfig
 from minibert.errors import MinibertError
 from minibert.model.heads import BertForTokenClassification
+from minibert.quiet import quiet
 
 REFERENCE = "transformers sdpa"  # whose numbers the others' are compared with, and whose speed is 1
 THINGS = (*WORKLOADS, "text", "start")

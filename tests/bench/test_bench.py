@@ -17,10 +17,11 @@ from click.testing import CliRunner
 from minibert import BertConfig, BertForTokenClassification, MinibertError, TokenClassifier
 from minibert.bench import measure as measuring
 from minibert.bench.measure import REFERENCE, bench, write_bert_base
-from minibert.bench.peers import PEERS, Setting, quiet
+from minibert.bench.peers import PEERS, Setting
 from minibert.bench.processes import timed
 from minibert.bench.workloads import WORKLOADS, Batch, batched, padded, workloads
 from minibert.cli import main
+from minibert.quiet import quiet
 from tagger import write_checkpoint
 
 SIZES: dict[str, Any] = {
