@@ -195,10 +195,9 @@ def _load(source: Source) -> BertPreTrainedModel:
 
 def _made_program(model: BertPreTrainedModel, path: Path) -> Run:
     """A `torch.export` program in a file, and the function that runs what the file holds."""
-    names, traced = _result_names(model), _traceable(model)
-    with quiet(), torch.no_grad():
-        program = torch.export.export(traced, _example(model.config), dynamic_shapes=_open_axes(model.config))
-        torch.export.save(program, path)
+    names = _result_names(model)
+    with quiet():
+        torch.export.save(_traced(_traceable(model)), path)
         loaded = torch.export.load(path).module()
 
     def run(batch: Mapping[str, Array]) -> dict[str, Array]:
@@ -247,8 +246,7 @@ def write_graph(
     else:
         fuse(traced)
     program = torch.onnx.export(
-        traced,
-        _example(model.config),
+        _traced(traced),
         input_names=INPUTS,
         output_names=_result_names(model),
         dynamic_shapes=_open_axes(model.config),
@@ -295,6 +293,12 @@ def _traceable(model: BertPreTrainedModel) -> Any:
         if isinstance(module, BertPreTrainedModel):
             module.config = config
     return traced
+
+
+def _traced(model: BertPreTrainedModel) -> torch.export.ExportedProgram:
+    """What the model computes, for any batch and any length that it has positions for."""
+    with torch.no_grad():
+        return torch.export.export(model, _example(model.config), dynamic_shapes=_open_axes(model.config))
 
 
 def _example(config: BertConfig) -> tuple[Tensor, ...]:
