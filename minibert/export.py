@@ -213,6 +213,8 @@ def _made_graph(
 ) -> Run:
     """An ONNX graph in a file, and the function that runs what the file holds."""
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    if external_data is False and size > ONE_FILE:
+        raise MinibertError(f"one file: {size:,} bytes of weights are more than an ONNX file of protobuf can hold")
     apart = size > ONE_FILE if external_data is None else external_data
     with quiet():
         if precision == "fp32":

@@ -1,8 +1,8 @@
 """Is the graph that `minibert export` writes as fast as the one that ONNX Runtime's own optimizer makes?
 
 python scripts/compare_export.py [--threads N] [--rounds N]: BERT-base with random weights, both graphs in turn in one
-run. Prints a table, and the ratio of the medians for each workload; exit status 1 if one is below 0.95. Let nothing else
-run. (That the graph computes the same, export has seen to before it wrote it.)
+run. Prints a table, and the ratio of the medians for each workload; exit status 1 if one is below 0.95. Let nothing
+else run. (That the graph computes the same, export has seen to before it wrote it.)
 """
 
 from __future__ import annotations

@@ -145,6 +145,9 @@ def test_weights_too_large_for_one_file_have_their_own(
     export(checkpoint, "onnx", tmp_path, precision=precision, unmeasured=True)
     assert DATA_NAME in files_of(tmp_path)
     assert (tmp_path / DATA_NAME).stat().st_size > 10_000
+    with pytest.raises(MinibertError, match=r"one file: [\d,]+ bytes of weights are more than"):
+        export(checkpoint, "onnx", tmp_path / "out", precision=precision, unmeasured=True, external_data=False)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_older_export_goes_and_other_files_stay(checkpoint: Path, tmp_path: Path) -> None:
