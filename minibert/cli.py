@@ -62,6 +62,7 @@ def _classifier_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--stride", type=int, help="Tokens that two windows of a long text share."),
             click.option("--no-windows", "allow_windows", flag_value=False, default=None, help="Refuse long texts."),
             click.option("--max-tokens-per-batch", type=int, help="Cells that go through the model at once."),
+            click.option("--engine", type=click.Choice(["torch", "onnx"]), help="onnx: MODEL is an export."),
             click.option("--precision", type=click.Choice(["fp32", "int8", "bf16", "fp16"]), help="Default fp32."),
             click.option("--threads", type=int, help="CPU threads; default all cores, divided among workers."),
             click.option("--device", help="cpu, cuda, cuda:1, ...; default a GPU if there is one."),
@@ -262,6 +263,35 @@ def attention(name_or_path: str, text: str, output: Path, layer: int, head: int,
     check_suffix(output)  # before anything is loaded
     read_attention(name_or_path, text).save(output, layer, head, font=font)
     click.echo(output)
+
+
+@main.command(no_args_is_help=True, short_help="Write a model for another runtime.")
+@click.argument("name_or_path", metavar="MODEL")
+@click.argument("target", type=click.Choice(["onnx", "torch"]))
+@click.option("--output", "-o", "directory", required=True, metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--precision", default="fp32", show_default=True, type=click.Choice(["fp32", "int8"]))
+@click.option("--portable", is_flag=True, help="Standard ONNX operators only, for other runtimes than ONNX Runtime.")
+@click.option("--external-data/--one-file", default=None, help="Weights apart; default only if too large for one file.")
+@click.option("--tolerance", type=click.FloatRange(min=0), help="Default 1e-4; for int8 0.35 of the output's size.")
+@click.option(
+    "--evaluate", "labelled", type=click.Path(path_type=Path), metavar="FILE", help="Measure F1 on this text."
+)
+@click.option("--max-drop", default=1.0, show_default=True, type=click.FloatRange(min=0), metavar="POINTS")
+@click.option("--unmeasured", is_flag=True, help="Accept int8 without --evaluate.")
+def export(name_or_path: str, target: str, directory: Path, labelled: Path | None, **options: Any) -> None:
+    """Write MODEL as an ONNX graph or a torch.export program, with config and tokeniser, into DIR.
+
+    What was written is run beside the plain model on a few batches, and the differences are printed. If one is above
+    the tolerance, or F1 falls by more than --max-drop, nothing is left and the exit status is 1.
+    """
+    from minibert.export import export as run
+
+    examples = None
+    if labelled is not None:
+        from minibert.train.data import read_examples
+
+        examples = read_examples(labelled, "auto")
+    run(name_or_path, target, directory, examples=examples, report=click.echo, **options)
 
 
 @main.command(short_help="Time minibert and its peers side by side.")

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from minibert.config import SOURCE_OPTIONS, BertConfig
 from minibert.engine import check_precision, optimize, set_threads
+from minibert.engine.onnx import OnnxModel
 from minibert.errors import CheckpointError, DataError, MinibertError
 from minibert.hub import DEFAULT_MODEL, Source
 from minibert.model.crf import BertCrfForTokenClassification
@@ -39,7 +40,7 @@ from minibert.text.decoding import (
     scheme_scores,
     word_probabilities,
 )
-from minibert.text.labels import Floats, Ints, LabelSet
+from minibert.text.labels import Bools, Floats, Ints, LabelSet
 from minibert.text.tokenizer import cannot_spell_capitals, load_tokenizer
 from minibert.text.windows import sentence_starts, stitched, windows
 
@@ -48,6 +49,7 @@ logger = logging.getLogger("minibert")
 STRIDE = 64  # tokens that two windows of a long text share, so that each is read with context on both sides
 SMALL_BATCH = 256  # cells, up to which one more call of the model costs more than padding
 READ_AHEAD = 8  # batches of text that are read before they are sorted by length
+ENGINES = ("torch", "onnx")
 OTHER_CLASSIFIERS = {"BertForSequenceClassification", "BertForMultipleChoice"}  # their heads have the same name
 
 
@@ -58,7 +60,7 @@ class TokenClassifier:
     mode without gradients, and its former mode is restored. Can be called from several threads.
 
     Args:
-        model: the model.
+        model: the model, or one that was exported.
         tokenizer: the tokeniser of the same checkpoint.
         aggregation_strategy: how the tokens of a word agree on a label: "first" (the first token's), "average" (of
             their probabilities), "max" (the surest token's); "simple" takes each token by itself; "none" gives one
@@ -82,7 +84,7 @@ class TokenClassifier:
 
     def __init__(
         self,
-        model: BertForTokenClassification,
+        model: BertForTokenClassification | OnnxModel,
         tokenizer: Tokenizer,
         *,
         aggregation_strategy: str = "first",
@@ -126,6 +128,7 @@ class TokenClassifier:
         cls,
         name_or_path: str | os.PathLike[str] | None = None,
         *,
+        engine: str = "torch",
         device: str | torch.device | None = None,
         precision: str = "fp32",
         threads: int | None = None,
@@ -145,9 +148,11 @@ class TokenClassifier:
         Args:
             name_or_path: a directory, or a name on the Hub; default the small model that comes with the package, whose
                 card (`assets/default-model/README.md`) says what it is for.
+            engine: "torch"; or "onnx" for a directory that `minibert export` wrote, which ONNX Runtime runs on the
+                CPU, in the precision of the export.
             device: where to run; default a GPU if there is one, else the CPU.
             precision: "fp32"; "int8" for speed on a CPU; "bf16" or "fp16" for speed on a GPU; as in `optimize`.
-            threads: CPU threads, of the whole process; default as PyTorch has it.
+            threads: CPU threads, of the whole process (with onnx, of the model); default as the engine has it.
             allow_untrained_head: accept a checkpoint without a trained head, whose labels are random.
             lower_case: lower-case the text before it is tokenised; offsets stay those of the text given.
             options: as for `BertForTokenClassification.from_pretrained`; the rest as for the class.
@@ -157,30 +162,20 @@ class TokenClassifier:
                 random, and `allow_untrained_head` is False.
         """
         check_precision(precision)  # before anything is loaded
-        if threads is not None:
-            set_threads(threads)
         where = {name: options[name] for name in SOURCE_OPTIONS if name in options}
         if name_or_path is None:
             if where:
                 raise MinibertError(f"{', '.join(where)}: expected with the name of a checkpoint, got no name")
             name_or_path = DEFAULT_MODEL
         source = Source(os.fspath(name_or_path), **where)
-        chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        options = {"dtype": torch.float32, **options, "device": chosen, "output_loading_info": True}
         with source.unchanged():
-            wanted = decoder or BertConfig.from_pretrained(source).extra.get("decoder")
-            kind = BertCrfForTokenClassification if wanted == "crf" else BertForTokenClassification
-            model, report = kind.from_pretrained(name_or_path, **options)
+            model: BertForTokenClassification | OnnxModel
+            if engine == "torch":
+                model = _loaded(source, decoder, precision, threads, device, allow_untrained_head, options)
+            else:
+                _check_engine(engine, device, precision, options)
+                model = _exported(source, threads)
             tokenizer = load_tokenizer(source, lower_case=lower_case)
-        of_another_task = bool(set(model.config.architectures or ()) & OTHER_CLASSIFIERS)
-        if report["missing_keys"] or report["mismatched_keys"] or of_another_task:
-            if not allow_untrained_head:
-                raise CheckpointError(
-                    f"{name_or_path}: no trained token-classification head of {model.config.num_labels} labels in this "
-                    "checkpoint; fine-tune it first, or pass allow_untrained_head (--allow-untrained-head) and get "
-                    "random labels"
-                )
-            logger.warning("%s: the token-classification head is untrained; its labels are random", name_or_path)
         if cannot_spell_capitals(tokenizer):
             logger.warning(
                 "%s: the tokenizer keeps capitals but its vocabulary has none, so words with capital Latin letters are "
@@ -188,7 +183,7 @@ class TokenClassifier:
                 name_or_path,
             )
         return cls(
-            optimize(model, precision),
+            model,
             tokenizer,
             aggregation_strategy=aggregation_strategy,
             decoder=decoder,
@@ -200,12 +195,15 @@ class TokenClassifier:
         )
 
     def __repr__(self) -> str:
-        config = self.model.config
+        config, model = self.model.config, self.model
+        if isinstance(model, OnnxModel):
+            runs = model.engine
+        else:
+            dtype = str(model.dtype).removeprefix("torch.")
+            runs = f"{dtype} on {model.device}, {model.engine or 'plain'}, {torch.get_num_threads()} threads"
         return (
             f"TokenClassifier({config.num_labels} labels in {self.labels.scheme}, {config.num_hidden_layers} layers of "
-            f"{config.hidden_size}, {str(self.model.dtype).removeprefix('torch.')} on {self.model.device}, "
-            f"{self.model.engine or 'plain'}, {torch.get_num_threads()} threads, "
-            f"{self.aggregation_strategy}, {self.decoder}, split by {self.split_mode})"
+            f"{config.hidden_size}, {runs}, {self.aggregation_strategy}, {self.decoder}, split by {self.split_mode})"
         )
 
     @overload
@@ -371,27 +369,88 @@ class TokenClassifier:
         for row, ids in enumerate(sequences):
             input_ids[row, : len(ids) + 2] = [self._first_id, *ids, self._last_id]
             mask[row, : len(ids) + 2] = True
+        probabilities = self._distributions(input_ids, mask)
+        if not np.isfinite(probabilities).all():
+            raise MinibertError("the model gives NaN: its weights are no numbers, or too large for their dtype")
+        return [probabilities[row, 1 : len(ids) + 1] for row, ids in enumerate(sequences)]
+
+    def _distributions(self, input_ids: Ints, mask: Bools) -> Floats:
+        """The model's distributions (B, S, K) for a padded batch."""
+        if isinstance(self.model, OnnxModel):
+            logits = self.model(input_ids, mask)["logits"]
+            powers = np.exp(logits - logits.max(-1, keepdims=True))
+            shares: Floats = powers / powers.sum(-1, keepdims=True)
+            return shares
         device = self.model.device
         with self._lock, torch.inference_mode():
             was_training = self.model.training
             self.model.eval()
             try:
                 ids_on_device = torch.from_numpy(input_ids).to(device)
-                logits = self.model(ids_on_device, torch.from_numpy(mask).to(device), return_dict=False)[0]
-                probabilities = logits.float().softmax(-1).cpu().numpy()
+                scores = self.model(ids_on_device, torch.from_numpy(mask).to(device), return_dict=False)[0]
+                probabilities: Floats = scores.float().softmax(-1).cpu().numpy()
             finally:
                 self.model.train(was_training)
-        if not np.isfinite(probabilities).all():
-            raise MinibertError("the model gives NaN: its weights are no numbers, or too large for their dtype")
-        return [probabilities[row, 1 : len(ids) + 1] for row, ids in enumerate(sequences)]
+        return probabilities
 
 
-def crf_scores(model: BertForTokenClassification) -> PathScores:
+def _loaded(
+    source: Source,
+    decoder: str | None,
+    precision: str,
+    threads: int | None,
+    device: str | torch.device | None,
+    allow_untrained_head: bool,
+    options: dict[str, Any],
+) -> BertForTokenClassification:
+    """A checkpoint's model, optimized."""
+    if threads is not None:
+        set_threads(threads)
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options = {"dtype": torch.float32, **options, "device": chosen}
+    wanted = decoder or BertConfig.from_pretrained(source).extra.get("decoder")
+    kind = BertCrfForTokenClassification if wanted == "crf" else BertForTokenClassification
+    model, report = kind.from_pretrained(source.name, **options, output_loading_info=True)
+    of_another_task = bool(set(model.config.architectures or ()) & OTHER_CLASSIFIERS)
+    if report["missing_keys"] or report["mismatched_keys"] or of_another_task:
+        if not allow_untrained_head:
+            raise CheckpointError(
+                f"{source.name}: no trained token-classification head of {model.config.num_labels} labels in this "
+                "checkpoint; fine-tune it first, or pass allow_untrained_head (--allow-untrained-head) and get "
+                "random labels"
+            )
+        logger.warning("%s: the token-classification head is untrained; its labels are random", source.name)
+    return optimize(model, precision)
+
+
+def _check_engine(engine: str, device: object, precision: str, options: dict[str, Any]) -> None:
+    """Refuses what an exported model cannot be asked for."""
+    if engine not in ENGINES:
+        raise MinibertError(f"engine: expected {', '.join(ENGINES)}, got {engine!r}")
+    if precision != "fp32":
+        raise MinibertError(f"engine onnx: runs in the precision of the export, got precision {precision!r}")
+    if device is not None and str(device) != "cpu":
+        raise MinibertError(f"engine onnx: runs on the CPU, got device {device}")
+    others = sorted(options.keys() - set(SOURCE_OPTIONS))
+    if others:
+        raise MinibertError(f"engine onnx: an export has no options {', '.join(others)}; give them when it is made")
+
+
+def _exported(source: Source, threads: int | None) -> OnnxModel:
+    model = OnnxModel(source, threads)
+    if model.architecture not in (BertForTokenClassification.__name__, BertCrfForTokenClassification.__name__):
+        raise CheckpointError(f"{source}: expected the export of a token classifier, got {model.architecture}")
+    return model
+
+
+def crf_scores(model: BertForTokenClassification | OnnxModel) -> PathScores:
     """What the model's CRF says of paths.
 
     Raises:
         MinibertError: it has none.
     """
+    if isinstance(model, OnnxModel) and model.crf is not None:
+        return model.crf
     if not isinstance(model, BertCrfForTokenClassification):
         raise MinibertError("decoder: the model has no CRF; expected argmax or viterbi")
     parts = (model.crf.start_transitions, model.crf.transitions, model.crf.end_transitions)

@@ -212,3 +212,17 @@ def test_the_options_of_a_recipe_are_listed_with_their_defaults() -> None:
         default = key.default if key.default_factory is dataclasses.MISSING else key.default_factory()
         if default is not None:
             assert tomllib.loads(f"value = {said[name]}")["value"] == default, name
+
+
+EXPORT = Path(__file__).parent.parent / "docs" / "export.md"
+
+
+def test_the_blocks_about_export_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+    blocks = re.findall(r"```python\n(.*?)```", EXPORT.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 2
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, str(EXPORT), "exec"), namespace)  # noqa: S102

@@ -16,8 +16,8 @@ import minibert
 ROOT = Path(minibert.__file__).parent
 # Each part may import those after it, and its own.
 ORDER = (
-    "cli", "bench", "tagging", "info", "parity", "train", "adapter", "visualize", "formats", "predict", "engine",
-    "text", "model", "checkpoint", "config", "hub", "writing", "threads", "errors",
+    "cli", "bench", "tagging", "info", "parity", "export", "train", "adapter", "visualize", "formats", "predict",
+    "engine", "text", "model", "checkpoint", "config", "hub", "writing", "threads", "quiet", "errors",
 )  # fmt: skip
 
 

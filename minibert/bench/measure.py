@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from minibert.bench.peers import PACKAGES, PEERS, Setting, quiet
+from minibert.bench.peers import PACKAGES, PEERS, Setting
 from minibert.bench.processes import first_answers, timed
 from minibert.bench.text import text_peers
 from minibert.bench.workers import NotInstalledError, Worker, timed_turn
@@ -25,6 +25,7 @@ from minibert.bench.workloads import WORKLOADS, Workload, workloads
 from minibert.config import BertConfig
 from minibert.errors import MinibertError
 from minibert.model.heads import BertForTokenClassification
+from minibert.quiet import quiet
 from minibert.threads import default_threads
 
 REFERENCE = "transformers sdpa"  # whose numbers the others' are compared with, and whose speed is 1

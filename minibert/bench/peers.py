@@ -5,9 +5,7 @@ All but minibert's own are optional; one whose package is not installed says so 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,8 @@ import torch
 from minibert.bench.workloads import Batch
 from minibert.config import BertConfig
 from minibert.engine import optimize
+from minibert.engine.onnx import ONNX_NAME
+from minibert.export import export
 from minibert.model.heads import BertForTokenClassification
 
 Logits = npt.NDArray[np.float32]
@@ -67,6 +67,14 @@ def transformers_compile(setting: Setting) -> Run:
 
     inductor.freezing = True
     return _of_module(torch.compile(_transformers(setting.checkpoint, "sdpa"), dynamic=True))
+
+
+def minibert_onnx(setting: Setting) -> Run:
+    """minibert, exported and run by ONNX Runtime."""
+    target = setting.work / "minibert-onnx"
+    if not target.exists():
+        export(setting.checkpoint, "onnx", target)
+    return _of_session(target / ONNX_NAME, setting.threads)
 
 
 def onnxruntime_fp32(setting: Setting) -> Run:
@@ -123,6 +131,7 @@ PEERS: dict[str, Callable[[Setting], Run]] = {
     "minibert plain": minibert_plain,
     "minibert fp32": minibert_fp32,
     "minibert int8": minibert_int8,
+    "minibert onnx": minibert_onnx,
     "transformers eager": transformers_eager,
     "transformers sdpa": transformers_sdpa,
     "transformers compile": transformers_compile,
@@ -199,9 +208,11 @@ def _of_session(path: Path, threads: int) -> Run:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [wanted.name for wanted in session.get_inputs()]
 
     def run(batch: Batch) -> Logits:
-        logits: Logits = session.run(["logits"], {"input_ids": batch.ids, "attention_mask": batch.mask})[0]
+        given = {"input_ids": batch.ids, "attention_mask": batch.mask, "token_type_ids": np.zeros_like(batch.ids)}
+        logits: Logits = session.run(["logits"], {name: given[name] for name in names})[0]
         return logits
 
     return run
@@ -234,32 +245,3 @@ def _ctranslate2(setting: Setting, kind: str) -> Run:
         return logits
 
     return run
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without what exporters and converters print, from Python or from below it."""
-    import logging
-    import sys
-    import warnings
-
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = [(stream, os.dup(stream)) for stream in (1, 2)]
-    hole = os.open(os.devnull, os.O_WRONLY)
-    disabled = logging.root.manager.disable
-    try:
-        for stream, _ in saved:
-            os.dup2(hole, stream)
-        logging.disable(logging.CRITICAL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for stream, copy in saved:
-            os.dup2(copy, stream)
-            os.close(copy)
-        os.close(hole)

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from minibert.bench.peers import PEERS, Logits, Run, Setting, quiet
+from minibert.bench.peers import PEERS, Logits, Run, Setting
 from minibert.bench.workloads import Workload
 from minibert.errors import MinibertError
+from minibert.quiet import quiet
 
 TURN = 0.3  # seconds that a turn takes at least: what is shorter is done again, and once before the clock runs
 

@@ -194,4 +194,6 @@ def _no_weights(source: Source) -> str:
             )
     if "adapter_config.json" in found:
         return f"{message}; there is an adapter only: load it with PEFT onto its base model, merge, and save that"
+    if "model.onnx" in found:
+        return f"{message}; there is an export to ONNX only: TokenClassifier runs it with engine='onnx' (--engine onnx)"
     return f"{message}; found {', '.join(found[:20])}"

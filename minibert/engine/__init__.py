@@ -46,7 +46,7 @@ def optimize(model: Model, precision: str = "fp32", threads: int | None = None) 
         raise MinibertError(f"expected a model in float32, got {model.dtype}; load it with dtype=torch.float32")
     if threads is not None:
         set_threads(threads)
-    fast = _inference_copy(model)
+    fast = inference_copy(model)
     on_gpu = model.device.type != "cpu"
     if precision in HALF:
         if not on_gpu:
@@ -94,7 +94,7 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _inference_copy(model: Model) -> Model:
+def inference_copy(model: Model) -> Model:
     """The modules anew, the tensors shared, and no gradients."""
     tensors = {id(parameter): nn.Parameter(parameter.detach(), requires_grad=False) for parameter in model.parameters()}
     memo = {**tensors, **{id(buffer): buffer for buffer in model.buffers()}}

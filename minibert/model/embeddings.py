@@ -93,6 +93,7 @@ def _empty_table(rows: int, size: int, padding_idx: int | None = None) -> nn.Emb
 
 def _spread(name: str, ids: Tensor, shape: tuple[int, int]) -> Tensor:
     """Ids of shape (S,), (1, S) or (B, S) as (B, S)."""
-    if ids.shape not in (shape[1:], (1, shape[1]), shape):
+    # By dimensions, since a trace would keep it as a rule if a batch were compared with a length.
+    if ids.shape not in ((shape, (1, shape[1])) if ids.dim() == 2 else (shape[1:],)):
         raise MinibertError(f"{name}: expected shape {shape} or {shape[1:]}, got {tuple(ids.shape)}")
     return ids.expand(shape)

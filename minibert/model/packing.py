@@ -144,7 +144,7 @@ class Packing:
         """(T, C) to each sequence's first real token (B, C); zero for a sequence without one."""
         if self.padding is not None:
             first = (~self.padding).int().argmax(1)
-            firsts: Tensor = self.unpack(x).take_along_dim(first[:, None, None], 1).squeeze(1)
+            firsts: Tensor = self.unpack(x).gather(1, first[:, None, None].expand(-1, 1, x.shape[-1])).squeeze(1)
             return firsts
         if self.seq_len == 0:
             return x.new_zeros(self.batch_size, *x.shape[1:])

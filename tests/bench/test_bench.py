@@ -18,11 +18,12 @@ from minibert import BertConfig, BertForTokenClassification, MinibertError, Toke
 from minibert.bench import measure as measuring
 from minibert.bench import workers
 from minibert.bench.measure import REFERENCE, bench, write_bert_base
-from minibert.bench.peers import PEERS, Setting, quiet
+from minibert.bench.peers import PEERS, Setting
 from minibert.bench.processes import timed
 from minibert.bench.workers import Worker, timed_turn
 from minibert.bench.workloads import WORKLOADS, Workload, batched, padded, workloads
 from minibert.cli import main
+from minibert.quiet import quiet
 from tagger import write_checkpoint
 
 SIZES: dict[str, Any] = {
