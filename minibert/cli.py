@@ -297,11 +297,16 @@ def export(name_or_path: str, target: str, directory: Path, labelled: Path | Non
 @main.command(short_help="Time minibert and its peers side by side.")
 @click.option("--model", "folder", type=click.Path(path_type=Path), help="Default BERT-base with random weights.")
 @click.option(
-    "--workload", "workloads", multiple=True, metavar="NAME", help="lat32, b8x128, mixed, sorted, text, start."
+    "--workload",
+    "workloads",
+    multiple=True,
+    metavar="NAME",
+    help="lat32, mixed, ...; default all.",
 )
 @click.option("--peer", "peers", multiple=True, metavar="NAME", help='Such as "minibert fp32"; default all there are.')
 @click.option("--texts", type=click.Path(path_type=Path), help="A file, whose lines are taken to their entities.")
 @click.option("--limit", default=500, show_default=True, type=click.IntRange(min=1), help="Of these lines.")
+@click.option("--labelled", type=click.Path(path_type=Path), help="Labelled text to train on; default random.")
 @click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1))
 @click.option("--threads", type=click.IntRange(min=1), help="For every peer; default all cores.")
 def bench(
@@ -310,6 +315,7 @@ def bench(
     peers: tuple[str, ...],
     texts: Path | None,
     limit: int,
+    labelled: Path | None,
     rounds: int,
     threads: int | None,
 ) -> None:
@@ -327,7 +333,9 @@ def bench(
     paths = [] if texts is None else [texts]
     read = tagging.read_files(paths, lambda message: click.echo(f"Warning: {message}", err=True), whole=False)
     lines = list(itertools.islice((line.text for line in read if line.text.strip()), limit))
-    results = run(folder, workloads, peers, texts=lines, rounds=rounds, threads=threads, progress=progress)
+    results = run(
+        folder, workloads, peers, texts=lines, labelled=labelled, rounds=rounds, threads=threads, progress=progress
+    )
     progress("")
     for line in results.lines():
         click.echo(line)

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from minibert.bench.peers import PACKAGES, PEERS, Setting
-from minibert.bench.processes import first_answers, timed
+from minibert.bench.processes import first_answers, loadings, timed
 from minibert.bench.text import text_peers
+from minibert.bench.training import BATCH_SIZE, TRAINERS, Steps, rows_of_file, rows_of_workload
 from minibert.bench.workers import NotInstalledError, Worker, timed_turn
 from minibert.bench.workloads import WORKLOADS, Workload, workloads
 from minibert.config import BertConfig
@@ -29,7 +30,8 @@ from minibert.quiet import quiet
 from minibert.threads import default_threads
 
 REFERENCE = "transformers sdpa"  # whose numbers the others' are compared with, and whose speed is 1
-THINGS = (*WORKLOADS, "text", "start")
+THINGS = (*WORKLOADS, "text", "load", "start", "train")
+WARM_UP = 2  # training steps
 PAUSE = 0.05  # seconds, in which the threads that one peer leaves spinning go to sleep
 
 
@@ -96,6 +98,7 @@ def bench(
     peers: Sequence[str] = (),
     *,
     texts: Sequence[str] = (),
+    labelled: Path | None = None,
     rounds: int = 7,
     threads: int | None = None,
     progress: Callable[[str], object] = lambda _: None,
@@ -107,6 +110,7 @@ def bench(
         names: of `THINGS`; "text" wants `texts`.
         peers: of `PEERS`, for what is timed on token ids.
         texts: for "text", from texts to entities.
+        labelled: a file of labelled text for "train"; default random ids and labels of mixed lengths.
         rounds: timed passes, after one that is not timed.
         threads: for every peer; default all cores.
         progress: told what is going on.
@@ -139,8 +143,14 @@ def bench(
                 sections += [_take_turns(workload, workers, rounds, progress) for workload in chosen]
         if "text" in names:
             sections.append(_texts_to_entities(setting, texts, rounds, progress))
+        if "load" in names:
+            what = "a new process to a loaded model, all weights read"
+            sections.append(_processes("load", what, loadings(setting), setting, rounds, progress))
         if "start" in names:
-            sections.append(_first_answers(setting, rounds, progress))
+            what = "a new process to its first answer"
+            sections.append(_processes("start", what, first_answers(setting), setting, rounds, progress))
+        if "train" in names:
+            sections.append(_training_steps(setting, labelled, progress))
     return Results(machine(threads), sections, left_out)
 
 
@@ -224,17 +234,48 @@ def _texts_to_entities(
     return Section("text", what, characters, "characters", timings, list(peers)[-1])
 
 
-def _first_answers(setting: Setting, rounds: int, progress: Callable[[str], object]) -> Section:
-    commands = first_answers(setting)
+def _processes(
+    thing: str,
+    what: str,
+    commands: dict[str, list[str]],
+    setting: Setting,
+    rounds: int,
+    progress: Callable[[str], object],
+) -> Section:
     timings = {name: Timing() for name in commands}
     for number in range(rounds + 1):  # the first brings files into memory and is not counted
-        progress(f"start: round {number} of {rounds}")
+        progress(f"{thing}: round {number} of {rounds}")
         for name, command in commands.items():
             seconds, megabytes = timed(command, setting.threads)
             if number:
                 timings[name].seconds.append(seconds)
                 timings[name].megabytes = max(megabytes, timings[name].megabytes or 0)
-    return Section("start", "a new process to its first answer", 0, "", timings, "pipeline")
+    return Section(thing, what, 0, "", timings, list(commands)[-1])
+
+
+def _training_steps(setting: Setting, labelled: Path | None, progress: Callable[[str], object]) -> Section:
+    """Step by step both do the same, so a step's time is compared with the same step's; `difference` is of losses."""
+    if labelled is None:
+        config = BertConfig.from_pretrained(setting.checkpoint)
+        (mixed,) = workloads(config.vocab_size, ["mixed"])
+        rows = rows_of_workload(mixed, config.num_labels)
+    else:
+        with quiet():
+            rows = rows_of_file(setting, str(labelled))
+    steps: dict[str, Steps] = {}
+    for name, run in TRAINERS.items():
+        progress(f"train: {name}")
+        with quiet():
+            steps[name] = run(setting, rows)
+    ours, theirs = steps["minibert"], steps["transformers"]
+    timings = {name: Timing(of.seconds[WARM_UP:]) for name, of in steps.items()}
+    apart = [abs(one - two) / two for one, two in zip(ours.losses, theirs.losses, strict=True)]
+    timings["minibert"].difference = max(apart)
+    count = len(ours.seconds)
+    tokens = sum(len(row["input_ids"]) for row in rows[: count * BATCH_SIZE]) // count
+    what = f"a step of {BATCH_SIZE} rows, {tokens:,} tokens on average, {count} steps, the first {WARM_UP} not timed; "
+    what += "difference: the largest of a loss, as a share"
+    return Section("train", what, tokens, "tokens", timings, "transformers")
 
 
 def machine(threads: int) -> dict[str, str]:

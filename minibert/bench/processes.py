@@ -17,6 +17,13 @@ FLOOR = """
 import sys, torch
 open(sys.argv[1] + "/model.safetensors", "rb").read()
 """
+LOADED = """
+import sys, torch
+from minibert import BertForTokenClassification
+model = BertForTokenClassification.from_pretrained(sys.argv[1], dtype=torch.float32)
+print(sum(parameter.sum().item() for parameter in model.parameters()))
+"""
+LOADED_BY_TRANSFORMERS = LOADED.replace("from minibert", "from transformers")
 LAUNCHER = """
 import os, subprocess, sys, time
 start = time.perf_counter()
@@ -41,6 +48,13 @@ def first_answers(setting: Setting) -> dict[str, list[str]]:
         "minibert int8": predict_command(folder, "--precision", "int8"),
         "pipeline": [*python, PIPELINE, folder, TEXT],
     }
+
+
+def loadings(setting: Setting) -> dict[str, list[str]]:
+    """Commands by name; each reads every weight, which a mapped file else puts off."""
+    command = [sys.executable, "-c"]
+    folder = str(setting.checkpoint)
+    return {"minibert": [*command, LOADED, folder], "transformers": [*command, LOADED_BY_TRANSFORMERS, folder]}
 
 
 def timed(command: list[str], threads: int) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from minibert.bench import workers
 from minibert.bench.measure import REFERENCE, bench, write_bert_base
 from minibert.bench.peers import PEERS, Setting
 from minibert.bench.processes import timed
+from minibert.bench.training import rows_of_workload
 from minibert.bench.workers import Worker, timed_turn
 from minibert.bench.workloads import WORKLOADS, Workload, batched, padded, workloads
 from minibert.cli import main
@@ -201,6 +202,34 @@ def test_texts_to_entities_and_the_first_answer_are_timed(tmp_path: Path) -> Non
     assert any(line.startswith("floor ") for line in result.stdout.splitlines())
     with pytest.raises(MinibertError, match=r"workload text: expected texts \(--texts FILE\), got none"):
         bench(tmp_path / "tagger", ["text"])
+
+
+def test_loading_and_training_steps_are_timed(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "tagger", max_position_embeddings=64)
+    gold = tmp_path / "gold.txt"
+    gold.write_text("张 B-PER\n三 I-PER\n在 O\n\n北 B-LOC\n京 I-LOC\n\n" * 64, encoding="utf-8")
+    arguments = ["bench", "--model", str(tmp_path / "tagger"), "--workload", "load", "--workload", "train"]
+    result = CliRunner().invoke(
+        main, [*arguments, "--labelled", str(gold), "--rounds", "1", "--threads", "1"], catch_exceptions=False
+    )
+    load, train = json.loads(result.stdout.splitlines()[-1])["sections"]
+    assert list(load["timings"]) == list(train["timings"]) == ["minibert", "transformers"]
+    assert load["base"] == train["base"] == "transformers"
+    assert all(0 < timing["seconds"][0] < 60 for timing in load["timings"].values())
+    assert train["amount"] == 32 * 9 // 2  # five and four tokens, [CLS] and [SEP] among them
+    assert {len(timing["seconds"]) for timing in train["timings"].values()} == {4 - measuring.WARM_UP}
+    assert train["timings"]["minibert"]["difference"] < 1e-4
+    assert train["timings"]["transformers"]["difference"] is None
+
+
+def test_training_rows_are_random_but_the_same_without_a_file() -> None:
+    (mixed,) = workloads(300, ["mixed"])
+    rows, again = (rows_of_workload(mixed, 18) for _ in range(2))
+    assert rows == again
+    assert len(rows) == 32 * 20
+    assert all(len(row["input_ids"]) == len(row["labels"]) for row in rows)
+    assert {label for row in rows for label in row["labels"]} == set(range(18))
+    assert sum(len(row["input_ids"]) for row in rows[:64]) == mixed.tokens
 
 
 def test_a_process_that_fails_is_an_error() -> None:
