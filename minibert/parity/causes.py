@@ -180,7 +180,7 @@ def hypotheses(point: str, evidence: Evidence, got: Tensor | None = None) -> Ite
         case "attention.self.scores":
             yield from _score_faults(layer, point, evidence, got)
         case "attention.self.context":
-            yield from _context_faults(layer, point)
+            yield from _context_faults(layer, point, evidence)
         case "attention.output" | "output":
             yield from _residual_faults(layer, part, evidence, got)
         case "intermediate":
@@ -408,7 +408,7 @@ def _head_faults(layer: str, point: str, evidence: Evidence, got: Tensor | None)
         )
 
 
-def _context_faults(layer: str, point: str) -> Iterator[Hypothesis]:
+def _context_faults(layer: str, point: str, evidence: Evidence) -> Iterator[Hypothesis]:
     attention = f"{layer}.attention.self"
 
     def per_head(r: Replay) -> Tensor:  # (B, H, S, D)
@@ -448,9 +448,9 @@ def _context_faults(layer: str, point: str) -> Iterator[Hypothesis]:
     def moved(r: Replay, shift: int) -> Tensor:
         return per_head(r).roll(shift, 1).transpose(1, 2).flatten(2)
 
-    for index in range(64):
+    for index in range(evidence.config.num_attention_heads):
         yield f"head {index} is switched off", partial(without, index=index)
-    for shift in range(1, 16):
+    for shift in range(1, evidence.config.num_attention_heads):
         yield f"heads are rolled by {shift}", partial(moved, shift=shift)
     yield "heads are in reverse order", lambda r: per_head(r).flip(1).transpose(1, 2).flatten(2)
 

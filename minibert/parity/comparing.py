@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from minibert.parity.tracing import Side, Trace, trace
 if TYPE_CHECKING:
     from typing_extensions import TypeGuard
 
+ROUNDING = 1e-9  # of a value of 1 in float64, after a whole model
 CONFIG_FIELDS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "layer_norm_eps",
     "max_position_embeddings", "type_vocab_size", "vocab_size", "pad_token_id",
@@ -47,9 +49,9 @@ def compare(
 ) -> Report:
     """Runs two models on the same padded batches, and compares what they have at every point.
 
-    The class is the one that a checkpoint names in `architectures`, else `BertModel`. Dropout is off on both sides. In
-    half precision the candidate is compared with the reference in float32, and judged by the error that the reference
-    itself makes in that precision.
+    The class is the one that a checkpoint names in `architectures`, else `BertModel`. Dropout is off on both sides. A
+    difference is judged by the error that the reference itself makes: in half precision against its float32, with which
+    the candidate is compared then, and in float32 against its float64.
 
     Args:
         candidate: a checkpoint, run by minibert; or any `torch.nn.Module` whose modules have the Hub's names, or names
@@ -67,7 +69,7 @@ def compare(
         module: `FILE.py:NAME` of a user's model to compare in place of the checkpoint `candidate` itself: a class to
             be made with its config and filled with its weights, or a function of its place.
         tolerance: largest difference that counts as the same, relative to the reference's largest value if that is
-            above 1; default 2e-5 in float32, 1e-10 in float64, 0.1 for int8.
+            above 1; default by the reference's own error, 1e-10 in float64, and 0.1 for int8.
         attn_implementation: "eager", or "sdpa", which has no scores.
 
     Raises:
@@ -89,10 +91,10 @@ def compare(
         given = list(batches.from_texts(places[0], texts, config)) if places else [batches.random_inputs(config)]
     else:
         given = [dict(inputs)]
-    run = _Run(mine, reference, config, chosen, grad)
+    run = _Run(mine, reference, config, Bound(chosen, tolerance), grad)
     for one in given:
         run.add(batches.make_batch(one, reference.head, config, _device_of(reference.model)))
-    return run.report(Bound(chosen, tolerance), start)
+    return run.report(start)
 
 
 @dataclass(frozen=True)
@@ -114,12 +116,13 @@ def _both(candidate: Place | nn.Module, against: Place | nn.Module | None, optio
     wide = torch.float32 if options.dtype in HALF else options.dtype
     common: dict[str, Any] = {"attention": options.attention, "device": options.device}
     if isinstance(candidate, nn.Module):
+        common["device"] = options.device or str(_device_of(candidate))
         if against is None or against in (TRANSFORMERS, MINIBERT):
             raise MinibertError("against: a module is compared with a checkpoint or with another module")
         if options.engine is not None or options.module is not None:
             raise MinibertError("engine and module: they are for a checkpoint, got a module")
         reference = _reference(against, dtype=wide, **common)
-        own = sides.of_module(candidate, options.names, dtype=options.dtype, device=options.device, head=reference.head)
+        own = sides.of_module(candidate, options.names, dtype=options.dtype, head=reference.head, **common)
         return _checked(own, reference, options.names)
     head = sides.head_of(candidate)
     if options.module is not None:
@@ -132,7 +135,7 @@ def _both(candidate: Place | nn.Module, against: Place | nn.Module | None, optio
     built = torch.float32 if options.engine is not None else options.dtype
     mine, missing = sides.in_minibert(candidate, head, dtype=built, engine=options.engine, **common)
     if isinstance(against, nn.Module):
-        return mine, sides.of_module(against, None, dtype=wide, device=options.device, head=head)
+        return mine, sides.of_module(against, None, dtype=wide, head=head, **common)
     if against in (None, TRANSFORMERS):
         reference = sides.in_transformers(candidate, head, dtype=wide, **common)
         sides.share_missing(mine, reference, missing)
@@ -161,13 +164,13 @@ def _of_user(
     names = options.names or Names()
     assert options.module is not None
     model = sides.load_own(options.module, place, names, reference.parameters())
-    own = sides.of_module(model, names, dtype=options.dtype, device=options.device, head=head)
+    own = sides.of_module(model, names, dtype=options.dtype, head=head, **common)
     return _checked(own, reference, options.names)
 
 
 def _reference(against: Any, *, dtype: torch.dtype, attention: str, device: str | None) -> Side:
     if isinstance(against, nn.Module):
-        return sides.of_module(against, None, dtype=dtype, device=device)
+        return sides.of_module(against, None, dtype=dtype, device=device, attention=attention)
     side, _ = sides.in_minibert(against, sides.head_of(against), dtype=dtype, attention=attention, device=device)
     return side
 
@@ -188,28 +191,32 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 class _Run:
-    """Two models, or three, over batches: differences are gathered, and nothing else is kept."""
+    """Two models, and the reference in another precision, over batches: differences are gathered, all else is let go."""
 
-    def __init__(self, mine: Side, reference: Side, config: Any, dtype: torch.dtype, grad: bool) -> None:
-        self.mine, self.reference, self.config, self.grad = mine, reference, config, grad
-        self.rounded = sides.in_dtype(reference, dtype) if dtype in HALF else None
-        self.dtype = dtype
+    def __init__(self, mine: Side, reference: Side, config: Any, bound: Bound, grad: bool) -> None:
+        self.mine, self.reference, self.config, self.bound, self.grad = mine, reference, config, bound, grad
+        # What tells the reference's own error; in half precision it is the reference itself that is wider.
+        other = {torch.float32: torch.float64}.get(bound.dtype, bound.dtype)
+        self.other = None
+        if bound.tolerance is None and bound.dtype != torch.float64:
+            self.other = dataclasses.replace(reference, dtype=other)
         self.places = points(config.num_hidden_layers)
         self.batches: list[Batch] = []
         self.rows: dict[str, Difference] = {}
-        for side in self._sides():
-            side.model.zero_grad(set_to_none=True)
+        self.gradients: list[dict[str, Tensor]] = [{} for _ in self._sides()]  # sums over batches
 
     def _sides(self) -> list[Side]:
-        return [side for side in (self.mine, self.reference, self.rounded) if side is not None]
+        return [side for side in (self.mine, self.reference, self.other) if side is not None]
 
-    def _traces(self, batch: Batch, *, grad: bool) -> list[Trace]:
-        own_loss = all(side.accepts(batch.labels) for side in self._sides())
-        return [trace(side, batch, self.places, own_loss=own_loss, grad=grad) for side in self._sides()]
+    def _traces(self, models: Sequence[Side], batch: Batch, *, grad: bool = False) -> list[Trace]:
+        own_loss = all(side.accepts(batch.labels) for side in models)
+        return [trace(side, batch, self.places, own_loss=own_loss, grad=grad) for side in models]
 
     def add(self, batch: Batch) -> None:
         """One more batch."""
-        mine, reference, *rounded = self._traces(batch, grad=self.grad)
+        mine, reference, *others = traces = self._traces(self._sides(), batch, grad=self.grad)
+        for sums, one in zip(self.gradients, traces, strict=True):
+            sums.update({name: sums[name] + x if name in sums else x for name, x in one.gradients.items()})
         number = len(self.batches)
         self.batches.append(batch)
         depths = {place.name: place.depth for place in self.places}
@@ -223,16 +230,16 @@ class _Run:
                 row.mismatched(mine.values[name], reference.values[name], number)
                 continue
             row.add(mine.values[name], reference.values[name], number)
-            for other in rounded:
+            for other in others:
                 if name in other.values:
                     row.add_own(other.values[name], reference.values[name])
 
-    def report(self, bound: Bound, start: float) -> Report:
+    def report(self, start: float) -> Report:
         """Everything that was found, with the cause of the first difference."""
         rows = list(self.rows.values())
         for row in rows:
-            bound.allow(row)
-        gradients = self._gradients(bound) if self.grad else []
+            self.bound.allow(row)
+        gradients = self._gradients() if self.grad else []
         first = next((row for row in rows if not row.is_within), None)
         finding, notes = causes.Finding(), self._notes()
         if first is not None:
@@ -244,7 +251,7 @@ class _Run:
         return Report(
             candidate=self.mine.title,
             reference=self.reference.title,
-            dtype=str(self.dtype).removeprefix("torch."),
+            dtype=str(self.bound.dtype).removeprefix("torch."),
             device=str(_device_of(self.mine.model)),
             num_texts=sum(len(batch.real) for batch in self.batches),
             num_tokens=sum(int(batch.real.sum()) for batch in self.batches),
@@ -256,8 +263,8 @@ class _Run:
             seconds=time.perf_counter() - start,
         )
 
-    def _gradients(self, bound: Bound) -> list[Difference]:
-        mine, reference, *rounded = (side.gradients() for side in self._sides())
+    def _gradients(self) -> list[Difference]:
+        mine, reference, *others = self.gradients
         rows = []
         for name, wanted in reference.items():
             if name not in mine:
@@ -269,25 +276,33 @@ class _Run:
                 row.mismatched(mine[name], wanted)
             else:
                 row.add(mine[name], wanted)
-                for other in rounded:
+                for other in others:
                     row.add_own(other[name], wanted)
             rows.append(row)
         largest = max((row.scale for row in rows), default=0.0)
         for row in rows:
-            bound.allow_gradient(row, largest)
+            self.bound.allow_gradient(row, largest)
         return sorted(rows, key=lambda row: row.depth)
 
     def _explain(self, row: Difference) -> causes.Finding:
-        batch = self.batches[row.worst_batch]
-        mine, reference = self._traces(batch, grad=False)[:2]
-        again = self._traces(batch, grad=False)[0].values.get(row.name)
+        """Looks for the cause in float64, where no rounding hides what a hypothesis gives, if the models can do that."""
+        batch, models, allowed = self.batches[row.worst_batch], [self.mine, self.reference], row.allowed
+        if self.bound.dtype == torch.float32 and self.mine.is_plain:
+            models, allowed = (
+                [dataclasses.replace(side, dtype=torch.float64) for side in models],
+                ROUNDING * max(1.0, row.scale),
+            )
+        mine, reference = self._traces(models, batch)
+        again = self._traces(models, batch)[0].values.get(row.name)
+        if models[0] is not self.mine and row.name not in mine.values:
+            return causes.Finding()
         config = self.config if isinstance(self.config, BertConfig) else _converted(self.config)
-        parameters = self.reference.parameters()
-        evidence = Evidence(batch, config, mine, reference, parameters, self.reference.head, self.mine.parameters())
-        return causes.find(row.name, evidence, again, row.allowed)
+        own, parameters = (side.parameters() for side in models)
+        evidence = Evidence(batch, config, mine, reference, parameters, self.reference.head, own)
+        return causes.find(row.name, evidence, again, allowed)
 
     def _explain_gradient(self, row: Difference) -> causes.Finding:
-        mine, wanted = (side.gradients()[row.name] for side in (self.mine, self.reference))
+        mine, wanted = (sums[row.name] for sums in self.gradients[:2])
         return causes.of_gradient(mine, wanted, row.allowed)
 
     def _notes(self) -> list[str]:

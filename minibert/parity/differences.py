@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 HALF = (torch.bfloat16, torch.float16)
-# Largest difference that counts as the same, relative to the largest value of the reference if that is above 1.
-TOLERANCES = {torch.float32: 2e-5, torch.float64: 1e-10}
+# By how many of the reference's own rounding errors a candidate may be off, and by how many rounding steps of the
+# reference's largest value: other kernels round elsewhere, and in float32 errors are so small that few share one order.
+OWN_ERRORS = {torch.float32: 10.0, torch.bfloat16: 2.0, torch.float16: 2.0}
+STEPS = {torch.float32: 10.0, torch.bfloat16: 1.0, torch.float16: 1.0}
+# Where the reference's error is not known: of its largest value, if that is above 1.
+TOLERANCES = {torch.float32: 2e-5, torch.float64: 1e-10, torch.bfloat16: 0.05, torch.float16: 0.01}
 INT8_TOLERANCE = 0.1
-OWN_ERRORS = 2.0  # by how many of the reference's own errors a half precision may be off
 
 
 @dataclass
@@ -20,7 +23,8 @@ class Difference:
     """A candidate's value against the reference's, over everything that was added.
 
     `largest` and `mean` are absolute, `relative` is the norm of the difference by that of the reference, `cosine` is
-    between both. `own` is the largest error that the reference itself makes in the candidate's precision.
+    between both. `own` is the largest error that the reference itself makes in the candidate's precision, against what
+    it gives in a wider one.
     """
 
     name: str
@@ -48,9 +52,9 @@ class Difference:
         self._sums = [total + float(part) for total, part in zip(self._sums, parts, strict=True)]
         self._product += (mine * wanted).sum().item()
 
-    def add_own(self, rounded: Tensor, reference: Tensor) -> None:
-        """Takes in what the reference gives in the candidate's precision."""
-        error = (rounded.double() - reference.double()).abs().max().item() if reference.numel() else 0.0
+    def add_own(self, other: Tensor, reference: Tensor) -> None:
+        """Takes in what the reference gives in another precision than here."""
+        error = (other.double() - reference.double()).abs().max().item() if reference.numel() else 0.0
         self.own = error if self.own is None else max(self.own, error)
 
     def mismatched(self, candidate: Tensor, reference: Tensor, batch: int = 0) -> None:
@@ -88,7 +92,7 @@ class Difference:
 
     def figures(self) -> dict[str, float | str | bool | None]:
         """Everything by name, for JSON, in which what is no number is null."""
-        numbers = {
+        numbers: dict[str, float | None] = {
             "largest": self.largest, "mean": self.mean, "relative": self.relative, "cosine": self.cosine,
             "reference_error": self.own, "allowed": self.allowed,
         }  # fmt: skip
@@ -99,10 +103,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Bound:
-    """How large a difference may be.
+    """How large a difference may be: by the reference's own error in the candidate's precision.
 
-    In float32 and float64 `tolerance`, times the reference's largest value if that is above 1. In half precision
-    twice the error that the reference itself makes in it, and one rounding step of its largest value.
+    With `tolerance`, or where that error is not known, that number times the reference's largest value if that is
+    above 1.
     """
 
     dtype: torch.dtype
@@ -110,10 +114,7 @@ class Bound:
 
     def allow(self, row: Difference) -> None:
         """Says how large a value's difference may be."""
-        if self.tolerance is None and self.dtype in HALF and row.own is not None:
-            row.allowed = OWN_ERRORS * row.own + torch.finfo(self.dtype).eps * row.scale
-        else:
-            row.allowed = self._tolerance * max(1.0, row.scale)
+        row.allowed = self._allowed(row, row.scale, max(1.0, row.scale))
 
     def allow_gradient(self, row: Difference, largest: float) -> None:
         """The same for a gradient, relative to its largest value.
@@ -121,11 +122,10 @@ class Bound:
         The floor is a hundredth of that for the largest gradient of the model: some true gradients are 0 (a key bias
         moves all scores of a query alike), and hold nothing but the rounding of others.
         """
-        if self.tolerance is None and self.dtype in HALF and row.own is not None:
-            row.allowed = OWN_ERRORS * row.own + torch.finfo(self.dtype).eps * (row.scale + 0.01 * largest)
-        else:
-            row.allowed = self._tolerance * (row.scale + 0.01 * largest)
+        scale = row.scale + 0.01 * largest
+        row.allowed = self._allowed(row, scale, scale)
 
-    @property
-    def _tolerance(self) -> float:
-        return TOLERANCES.get(self.dtype, INT8_TOLERANCE) if self.tolerance is None else self.tolerance
+    def _allowed(self, row: Difference, steps_of: float, tolerance_of: float) -> float:
+        if self.tolerance is None and row.own is not None:
+            return OWN_ERRORS[self.dtype] * row.own + STEPS[self.dtype] * torch.finfo(self.dtype).eps * steps_of
+        return (TOLERANCES[self.dtype] if self.tolerance is None else self.tolerance) * tolerance_of

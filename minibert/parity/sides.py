@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import inspect
 import logging
@@ -66,7 +65,7 @@ def in_minibert(
     if engine is not None:
         model = optimize(model, engine)
         title = f"{place} in minibert, {model.engine}"
-    return Side(title, model, head), report["missing_keys"]
+    return Side(title, model, head, scores=attention == "eager"), report["missing_keys"]
 
 
 def in_transformers(place: Place, head: str, *, dtype: torch.dtype, attention: str, device: str | None) -> Side:
@@ -86,23 +85,24 @@ def in_transformers(place: Place, head: str, *, dtype: torch.dtype, attention: s
     return Side(name, model.to(device or "cpu").eval(), head)
 
 
-def of_module(model: nn.Module, names: Names | None, *, dtype: torch.dtype, device: str | None, head: str = "") -> Side:
-    """A module as it is; a copy of it if it has to be converted or moved."""
-    first = next(iter(model.parameters()), None)
-    target = None if device is None else torch.device(device)
-    if first is not None and (first.dtype != dtype or (target is not None and first.device != target)):
-        model = copy.deepcopy(model).to(device=target, dtype=dtype)
-    own = getattr(model, "config", None)
-    title = f"{type(model).__module__.split('.')[0]}.{type(model).__name__}, {str(dtype).removeprefix('torch.')}"
+def of_module(
+    model: nn.Module, names: Names | None, *, dtype: torch.dtype, attention: str, device: str | None, head: str = ""
+) -> Side:
+    """A module as it is.
+
+    Raises:
+        MinibertError: it is on another device.
+    """
+    first = next(iter(model.parameters()), torch.empty(0))
+    if device is not None and first.device.type != torch.device(device).type:
+        raise MinibertError(f"device: the module is on {first.device}, move it to {device} first")
     known = type(model).__name__ if hasattr(minibert, type(model).__name__) else head
-    engine = getattr(model, "engine", None) if own is not None else None
-    return Side(f"{title}, {engine}" if engine else title, model, known or "BertModel", names or Names())
-
-
-def in_dtype(side: Side, dtype: torch.dtype) -> Side:
-    """The same model in another precision."""
-    model = copy.deepcopy(side.model).to(dtype=dtype)
-    return Side(f"{side.title} rounded to {str(dtype).removeprefix('torch.')}", model, side.head, side.names)
+    engine = getattr(model, "engine", None)
+    title = (
+        f"{type(model).__module__.split('.')[0]}.{type(model).__name__}, {engine or str(dtype).removeprefix('torch.')}"
+    )
+    convert = None if engine or first.dtype == dtype else dtype
+    return Side(title, model, known or "BertModel", names or Names(), attention == "eager", convert)
 
 
 def share_missing(candidate: Side, reference: Side, missing: list[str]) -> None:

@@ -6,8 +6,8 @@ Shapes: B sequences of S cells, T real tokens, C channels, H heads.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,13 @@ class Side:
     model: nn.Module
     head: str  # the class of minibert that it is or imitates
     names: Names = field(default_factory=Names)
+    scores: bool = True  # whether a model of minibert is to give its attention weights, which takes the eager path
+    dtype: torch.dtype | None = None  # what to run it in; None for what its parameters are in
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it can be converted to another precision: an engine cannot."""
+        return getattr(self.model, "engine", None) is None
 
     def parameters(self) -> dict[str, Tensor]:
         """Parameters by our names, tied ones under each of theirs."""
@@ -56,6 +63,32 @@ class Side:
                 found.update(zip(targets, parts, strict=False))
         return found
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Puts the model in eval mode and in `dtype`, without gradients, and back as it was.
+
+        The model itself and not a copy: whatever was planted into it by hand stays where it is.
+        """
+        was_training = self.model.training
+        parameters = list(self.model.parameters())
+        tensors = [t for t in (*parameters, *self.model.buffers()) if t.is_floating_point()]
+        data, gradients = [t.data for t in tensors], [p.grad for p in parameters]
+        try:
+            self.model.eval()
+            for parameter in parameters:
+                parameter.grad = None
+            for tensor in tensors if self.dtype is not None else ():
+                tensor.data = tensor.data.to(self.dtype)
+            yield
+        finally:
+            for parameter in parameters:
+                parameter.grad = None
+            for tensor, values in zip(tensors, data, strict=True):
+                tensor.data = values
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            self.model.train(was_training)
+
     def accepts(self, arguments: Mapping[str, Any]) -> bool:
         """Whether its forward has parameters of all these names."""
         return bool(arguments) and arguments.keys() <= inspect.signature(self.model.forward).parameters.keys()
@@ -67,6 +100,7 @@ class Trace:
 
     values: dict[str, Tensor] = field(default_factory=dict)
     cells: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)  # by the names of parameters
 
     def add(self, name: str, kind: str, value: Tensor, real: Tensor) -> None:
         """Records a value in whatever layout it came."""
@@ -83,7 +117,7 @@ def trace(side: Side, batch: Batch, places: Sequence[Point], *, own_loss: bool, 
 
     Args:
         own_loss: take the model's own loss, not one made here from what it returns.
-        grad: also run backward, which adds to the gradients of the parameters.
+        grad: also run backward.
 
     Raises:
         MinibertError: its forward does not take the inputs, or fails.
@@ -93,10 +127,9 @@ def trace(side: Side, batch: Batch, places: Sequence[Point], *, own_loss: bool, 
     for place in places:
         for rank, (module, result) in enumerate(place.modules):
             wanted.setdefault(module, []).append((place.name, rank, result))
-    was_training = side.model.training
+    found = Trace()
     with ExitStack() as stack:
-        stack.callback(side.model.train, was_training)
-        side.model.eval()
+        stack.enter_context(side.running())
         for own, module in side.model.named_modules():
             targets = side.names.ours(own)
             listeners = [(part, *listener) for part, name in enumerate(targets) for listener in wanted.get(name, ())]
@@ -107,7 +140,7 @@ def trace(side: Side, batch: Batch, places: Sequence[Point], *, own_loss: bool, 
             loss = outputs.get("loss")
             if grad and loss is not None:
                 loss.backward()
-    found = Trace()
+                found.gradients = side.gradients()
     for place in places:
         if caught[place.name]:
             found.add(place.name, place.kind, caught[place.name][min(caught[place.name])], batch.real)
@@ -135,7 +168,10 @@ def _listener(
 
 def _outputs(side: Side, batch: Batch, *, own_loss: bool) -> dict[str, Tensor]:
     """What the model returns, by name, with a loss."""
-    arguments = {**batch.inputs, **(batch.labels if own_loss else {})}
+    arguments = dict(batch.inputs)
+    if own_loss:
+        dtype = next((p.dtype for p in side.model.parameters()), torch.float32)
+        arguments |= {n: x.to(dtype) if x.is_floating_point() else x for n, x in batch.labels.items()}
     accepted = inspect.signature(side.model.forward).parameters
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
         arguments = {name: value for name, value in arguments.items() if name in accepted}
@@ -146,8 +182,7 @@ def _outputs(side: Side, batch: Batch, *, own_loss: bool) -> dict[str, Tensor]:
         )
     extra: dict[str, Any] = {}
     if isinstance(side.model, BertPreTrainedModel):
-        first = next((m for m in side.model.modules() if hasattr(m, "attn_implementation")), None)
-        extra = {"return_dict": True, "output_attentions": getattr(first, "attn_implementation", "") == "eager"}
+        extra = {"return_dict": True, "output_attentions": side.scores}
     try:
         result = side.model(**arguments, **extra)
     except MinibertError:

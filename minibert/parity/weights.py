@@ -81,8 +81,8 @@ def _cosine(a: Tensor, b: Tensor) -> float:
 
 
 def _copy_of(name: str, tensor: Tensor, reference: Mapping[str, Tensor]) -> str:
-    """Which other parameter of the reference this is; matrices only, since many biases are alike."""
-    if tensor.dim() < 2:
+    """Which other parameter of the reference this is; of none if all its numbers are one, as many biases' are."""
+    if tensor.numel() < 2 or bool((tensor == tensor.flatten()[0]).all()):
         return ""
     others = (other for other, value in reference.items() if other != name and value.shape == tensor.shape)
     return next((other for other in others if _same(tensor, reference[other])), "")
