@@ -103,11 +103,10 @@ def make_batch(inputs: Mapping[str, Tensor], head: str, config: Any, device: tor
     if "input_ids" not in inputs or any(value.shape != inputs["input_ids"].shape for value in inputs.values()):
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())
         raise MinibertError(f"inputs: expected input_ids, and all of one shape, got {shapes or 'nothing'}")
-    ids = inputs["input_ids"]
+    if head == "BertForMultipleChoice" and inputs["input_ids"].dim() == 2:  # a text, or one from the other end
+        inputs = {name: torch.stack([value, value.flip(0)], 1) for name, value in inputs.items()}
     mask = inputs.get("attention_mask")
-    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-    if head == "BertForMultipleChoice" and ids.dim() == 2:  # every text is the only choice
-        inputs = {name: value.unsqueeze(1) for name, value in inputs.items()}
+    real = torch.ones_like(inputs["input_ids"], dtype=torch.bool) if mask is None else mask.bool()
     return Batch(inputs, _labels(head, real, config), real.flatten(0, -2))
 
 
@@ -133,7 +132,7 @@ def _labels(head: str, real: Tensor, config: Any) -> dict[str, Tensor]:
                 return {"labels": (rows * 0.5)[:, None].expand(-1, config.num_labels).squeeze(-1)}
             return {"labels": rows % config.num_labels}
         case "BertForMultipleChoice":
-            return {"labels": torch.zeros_like(rows)}
+            return {"labels": rows % real.shape[1]}
         case "BertForQuestionAnswering":
             return {"start_positions": rows % (last + 1), "end_positions": last}
     return {}

@@ -23,7 +23,7 @@ from minibert.parity.sides import MINIBERT, TRANSFORMERS, Place
 from minibert.parity.tracing import Side, Trace, trace
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeGuard
+    from typing_extensions import TypeIs
 
 ROUNDING = 1e-9  # of a value of 1 in float64, after a whole model
 CONFIG_FIELDS = (
@@ -107,7 +107,7 @@ class _Options:
     module: str | None
 
 
-def _is_place(value: Place | nn.Module | None) -> TypeGuard[Place]:
+def _is_place(value: Place | nn.Module | None) -> TypeIs[Place]:
     return not isinstance(value, nn.Module) and value is not None and value not in (TRANSFORMERS, MINIBERT)
 
 
@@ -191,7 +191,7 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 class _Run:
-    """Two models, and the reference in another precision, over batches: differences are gathered, all else is let go."""
+    """Two models, and the reference in another precision, over batches: differences are kept, all else is let go."""
 
     def __init__(self, mine: Side, reference: Side, config: Any, bound: Bound, grad: bool) -> None:
         self.mine, self.reference, self.config, self.bound, self.grad = mine, reference, config, bound, grad
@@ -208,13 +208,23 @@ class _Run:
     def _sides(self) -> list[Side]:
         return [side for side in (self.mine, self.reference, self.other) if side is not None]
 
+    def _traced_in_all(self, batch: Batch) -> list[Trace]:
+        try:
+            return self._traces(self._sides(), batch, grad=self.grad)
+        except MinibertError:
+            if self.other is None or self.other.dtype != torch.float64 or self.batches:
+                raise
+        self.other = None  # a module of somebody's that has float32 written into it, or a device without float64
+        del self.gradients[2:]
+        return self._traces(self._sides(), batch, grad=self.grad)
+
     def _traces(self, models: Sequence[Side], batch: Batch, *, grad: bool = False) -> list[Trace]:
         own_loss = all(side.accepts(batch.labels) for side in models)
         return [trace(side, batch, self.places, own_loss=own_loss, grad=grad) for side in models]
 
     def add(self, batch: Batch) -> None:
         """One more batch."""
-        mine, reference, *others = traces = self._traces(self._sides(), batch, grad=self.grad)
+        mine, reference, *others = traces = self._traced_in_all(batch)
         for sums, one in zip(self.gradients, traces, strict=True):
             sums.update({name: sums[name] + x if name in sums else x for name, x in one.gradients.items()})
         number = len(self.batches)
@@ -285,21 +295,24 @@ class _Run:
         return sorted(rows, key=lambda row: row.depth)
 
     def _explain(self, row: Difference) -> causes.Finding:
-        """Looks for the cause in float64, where no rounding hides what a hypothesis gives, if the models can do that."""
-        batch, models, allowed = self.batches[row.worst_batch], [self.mine, self.reference], row.allowed
+        """Looks for the cause, in float64 if the models can: there no rounding hides what a hypothesis gives."""
+        models = [self.mine, self.reference]
         if self.bound.dtype == torch.float32 and self.mine.is_plain:
-            models, allowed = (
-                [dataclasses.replace(side, dtype=torch.float64) for side in models],
-                ROUNDING * max(1.0, row.scale),
-            )
+            try:
+                wide = [dataclasses.replace(side, dtype=torch.float64) for side in models]
+                return self._find(row, wide, ROUNDING * max(1.0, row.scale))
+            except MinibertError:  # a module of somebody's that has float32 written into it
+                pass
+        return self._find(row, models, row.allowed)
+
+    def _find(self, row: Difference, models: Sequence[Side], allowed: float) -> causes.Finding:
+        batch = self.batches[row.worst_batch]
         mine, reference = self._traces(models, batch)
-        again = self._traces(models, batch)[0].values.get(row.name)
-        if models[0] is not self.mine and row.name not in mine.values:
-            return causes.Finding()
+        again = self._traces(models[:1], batch)[0].values.get(row.name)
         config = self.config if isinstance(self.config, BertConfig) else _converted(self.config)
         own, parameters = (side.parameters() for side in models)
         evidence = Evidence(batch, config, mine, reference, parameters, self.reference.head, own)
-        return causes.find(row.name, evidence, again, allowed)
+        return causes.find(row.name, evidence, again, allowed, row.largest)
 
     def _explain_gradient(self, row: Difference) -> causes.Finding:
         mine, wanted = (sums[row.name] for sums in self.gradients[:2])

@@ -48,8 +48,9 @@ class Difference:
         if not largest <= self.largest:
             self.largest, self.worst_batch = largest, batch
         self.scale = max(self.scale, wanted.abs().max().item())
-        parts = (distance.sum(), distance.numel(), distance.square().sum(), wanted.square().sum(), mine.square().sum())
-        self._sums = [total + float(part) for total, part in zip(self._sums, parts, strict=True)]
+        squares = [x.square().sum().item() for x in (distance, wanted, mine)]
+        parts = [distance.sum().item(), distance.numel(), *squares]
+        self._sums = [total + part for total, part in zip(self._sums, parts, strict=True)]
         self._product += (mine * wanted).sum().item()
 
     def add_own(self, other: Tensor, reference: Tensor) -> None:
@@ -119,10 +120,10 @@ class Bound:
     def allow_gradient(self, row: Difference, largest: float) -> None:
         """The same for a gradient, relative to its largest value.
 
-        The floor is a hundredth of that for the largest gradient of the model: some true gradients are 0 (a key bias
-        moves all scores of a query alike), and hold nothing but the rounding of others.
+        The floor is a tenth of that for the largest gradient of the model: some true gradients are 0 (a key bias moves
+        all scores of a query alike), and hold nothing but the rounding of others.
         """
-        scale = row.scale + 0.01 * largest
+        scale = row.scale + 0.1 * largest
         row.allowed = self._allowed(row, scale, scale)
 
     def _allowed(self, row: Difference, steps_of: float, tolerance_of: float) -> float:

@@ -110,7 +110,8 @@ class Replay:
 
     def heads(self, x: Tensor) -> Tensor:
         """(B, S, C) to (B, H, S, D)."""
-        return x.unflatten(-1, (self.config.num_attention_heads, -1)).transpose(1, 2)
+        apart: Tensor = x.unflatten(-1, (self.config.num_attention_heads, -1))
+        return apart.transpose(1, 2)
 
     def open_keys(self) -> Tensor:
         """(B, 1, 1, S), True for real tokens."""

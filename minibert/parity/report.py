@@ -181,8 +181,8 @@ def plot(rows: Sequence[Difference], first: Difference | None) -> str:
         if row is first:
             anchor = "end" if index > len(rows) / 2 else "start"
             shift = -9 if anchor == "end" else 9
-            at = f'x="{x(index) + shift:.1f}" y="{max(y(row.largest) - 8, 12):.1f}" text-anchor="{anchor}"'
-            parts.append(f"<text {at}>{escape(row.name)}</text>")
+            place = f'x="{x(index) + shift:.1f}" y="{max(y(row.largest) - 8, 12):.1f}" text-anchor="{anchor}"'
+            parts.append(f"<text {place}>{escape(row.name)}</text>")
     return "\n".join([*parts, "</svg>"])
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -130,16 +131,18 @@ def load_own(spec: str, place: Place, names: Names, weights: Mapping[str, Tensor
     if found is None or found.loader is None or not Path(file).is_file():
         raise MinibertError(f"module: expected FILE.py:NAME of a class or a function, got {spec}")
     code = importlib.util.module_from_spec(found)
-    found.loader.exec_module(code)
+    sys.path.insert(0, str(Path(file).resolve().parent))  # as when Python runs the file
+    try:
+        found.loader.exec_module(code)
+    finally:
+        sys.path.pop(0)
     maker = getattr(code, name, None)
     if not callable(maker):
         raise MinibertError(f"{file}: expected a class or a function {name!r}, there is none")
-    if not inspect.isclass(maker):
-        model = maker(os.fspath(place))
-    else:
-        model = maker(BertConfig.from_pretrained(place))
-        if isinstance(model, nn.Module):
-            _fill(model, names, weights)
+    is_class = inspect.isclass(maker)
+    model = maker(BertConfig.from_pretrained(place) if is_class else os.fspath(place))
+    if is_class and isinstance(model, nn.Module):
+        _fill(model, names, weights)
     if not isinstance(model, nn.Module):
         raise MinibertError(f"{spec}: expected a torch.nn.Module, got {type(model).__name__}")
     return model.eval()

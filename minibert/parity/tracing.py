@@ -133,6 +133,8 @@ def trace(side: Side, batch: Batch, places: Sequence[Point], *, own_loss: bool, 
         for own, module in side.model.named_modules():
             targets = side.names.ours(own)
             listeners = [(part, *listener) for part, name in enumerate(targets) for listener in wanted.get(name, ())]
+            if not side.is_plain and own.endswith("intermediate.dense"):
+                continue  # an engine's product has the activation in it
             if listeners:
                 stack.callback(module.register_forward_hook(_listener(listeners, len(targets), caught)).remove)
         with torch.set_grad_enabled(grad):
@@ -230,12 +232,10 @@ def _cells(value: Tensor, kind: str, real: Tensor) -> Tensor | None:
         return value if value.dim() == 4 and value.shape[0] == B and value.shape[2:] == (S, S) else None
     if value.dim() == 4 and (value.shape[0], value.shape[2]) == (B, S):  # heads apart: (B, H, S, D)
         value = value.transpose(1, 2).flatten(2)
-    if value.dim() >= 2 and value.shape[:2] == (B, S):
-        return value
-    if value.dim() == 3 and value.shape[:2] == (1, S):  # positions, looked up once
-        return value.expand(B, -1, -1)
-    if value.dim() == 3 and value.shape[:2] == (S, B):
-        return value.transpose(0, 1)
-    if value.dim() == 2 and value.shape[0] == B * S and not real.all():  # all cells one after another
-        return value.unflatten(0, (B, S))
-    return None
+    if value.shape[:-1] in ((S,), (1, S)) and int(real.sum()) != S:  # positions, looked up once
+        value = value.expand(B, -1, -1)
+    elif value.dim() == 3 and value.shape[:2] == (S, B):
+        value = value.transpose(0, 1)
+    elif value.dim() == 2 and value.shape[0] == B * S and not real.all():  # all cells one after another
+        value = value.reshape(B, S, -1)
+    return value if value.dim() >= 2 and value.shape[:2] == (B, S) else None
