@@ -69,7 +69,7 @@ def compare(
         module: `FILE.py:NAME` of a user's model to compare in place of the checkpoint `candidate` itself: a class to
             be made with its config and filled with its weights, or a function of its place.
         tolerance: largest difference that counts as the same, relative to the reference's largest value if that is
-            above 1; default by the reference's own error, 1e-10 in float64, and 0.1 for int8.
+            above 1; default by the reference's own error, 1e-10 in float64, and 0.2 for int8.
         attn_implementation: "eager", or "sdpa", which has no scores.
 
     Raises:

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 HALF = (torch.bfloat16, torch.float16)
-# By how many of the reference's own rounding errors a candidate may be off, and by how many rounding steps of the
-# reference's largest value: other kernels round elsewhere, and in float32 errors are so small that few share one order.
-OWN_ERRORS = {torch.float32: 10.0, torch.bfloat16: 2.0, torch.float16: 2.0}
+# By how many of the reference's own errors a candidate may be off, and by how many rounding steps besides, at most and
+# by the norm: other kernels round elsewhere, and a largest error is a matter of luck.
+LARGEST = {torch.float32: 10.0, torch.bfloat16: 2.0, torch.float16: 2.0}
+BY_NORM = {torch.float32: 5.0, torch.bfloat16: 2.0, torch.float16: 2.0}
 STEPS = {torch.float32: 10.0, torch.bfloat16: 1.0, torch.float16: 1.0}
+MANY = 256  # numbers; of fewer even the norm of an error is a matter of luck, and ten times the steps are allowed
 # Where the reference's error is not known: of its largest value, if that is above 1.
 TOLERANCES = {torch.float32: 2e-5, torch.float64: 1e-10, torch.bfloat16: 0.05, torch.float16: 0.01}
-INT8_TOLERANCE = 0.1
+INT8_TOLERANCE = 0.2
 
 
 @dataclass
@@ -33,10 +35,12 @@ class Difference:
     scale: float = 0.0  # the reference's largest value
     own: float | None = None
     allowed: float = math.nan
+    allowed_relative: float = math.inf
     shapes: str = ""  # both, if they are not the same
     worst_batch: int = 0
     _sums: list[float] = field(default_factory=lambda: [0.0] * 5)  # |d|, count, d², reference², candidate²
     _product: float = 0.0
+    _own_square: float = 0.0
 
     def add(self, candidate: Tensor, reference: Tensor, batch: int = 0) -> None:
         """Takes in one more batch of values of the same shape."""
@@ -55,8 +59,10 @@ class Difference:
 
     def add_own(self, other: Tensor, reference: Tensor) -> None:
         """Takes in what the reference gives in another precision than here."""
-        error = (other.double() - reference.double()).abs().max().item() if reference.numel() else 0.0
+        distance = (other.double() - reference.double()).abs()
+        error = distance.max().item() if distance.numel() else 0.0
         self.own = error if self.own is None else max(self.own, error)
+        self._own_square += distance.square().sum().item()
 
     def mismatched(self, candidate: Tensor, reference: Tensor, batch: int = 0) -> None:
         """Notes that the shapes are not the same, which no number can say."""
@@ -77,6 +83,16 @@ class Difference:
         return math.sqrt(difference / reference) if reference else (math.inf if difference else 0.0)
 
     @property
+    def own_relative(self) -> float:
+        """The norm of the reference's own error by that of the reference."""
+        return math.sqrt(self._own_square / self._sums[3]) if self._sums[3] else 0.0
+
+    @property
+    def count(self) -> int:
+        """Numbers that were compared."""
+        return int(self._sums[1])
+
+    @property
     def cosine(self) -> float:
         """Between both; of two zeros, 1."""
         if self.shapes:
@@ -89,13 +105,24 @@ class Difference:
     @property
     def is_within(self) -> bool:
         """Whether the difference is allowed; NaN is not."""
-        return self.largest <= self.allowed
+        return self.largest <= self.allowed and self.relative <= self.allowed_relative
+
+    @property
+    def excess(self) -> str:
+        """What is too large, and how large it may be; empty if nothing is."""
+        if self.is_within:
+            return ""
+        return (
+            f"above {self.allowed:.2e}"
+            if not self.largest <= self.allowed
+            else (f"relative above {self.allowed_relative:.2e}")
+        )
 
     def figures(self) -> dict[str, float | str | bool | None]:
         """Everything by name, for JSON, in which what is no number is null."""
         numbers: dict[str, float | None] = {
             "largest": self.largest, "mean": self.mean, "relative": self.relative, "cosine": self.cosine,
-            "reference_error": self.own, "allowed": self.allowed,
+            "reference_error": self.own, "allowed": self.allowed, "allowed_relative": self.allowed_relative,
         }  # fmt: skip
         finite = {name: x if x is None or math.isfinite(x) else None for name, x in numbers.items()}
         shapes = {"shapes": self.shapes} if self.shapes else {}
@@ -104,8 +131,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Bound:
-    """How large a difference may be: by the reference's own error in the candidate's precision.
+    """How large a difference may be, at most and by the norm, in terms of the reference's own error in that precision.
 
+    A fault in few numbers shows in the largest difference, a small one everywhere, such as another eps, in the norm.
     With `tolerance`, or where that error is not known, that number times the reference's largest value if that is
     above 1.
     """
@@ -116,6 +144,9 @@ class Bound:
     def allow(self, row: Difference) -> None:
         """Says how large a value's difference may be."""
         row.allowed = self._allowed(row, row.scale, max(1.0, row.scale))
+        if self.tolerance is None and row.own is not None and row.count >= MANY:
+            eps = torch.finfo(self.dtype).eps
+            row.allowed_relative = BY_NORM[self.dtype] * (row.own_relative + eps)
 
     def allow_gradient(self, row: Difference, largest: float) -> None:
         """The same for a gradient, relative to its largest value.
@@ -128,5 +159,6 @@ class Bound:
 
     def _allowed(self, row: Difference, steps_of: float, tolerance_of: float) -> float:
         if self.tolerance is None and row.own is not None:
-            return OWN_ERRORS[self.dtype] * row.own + STEPS[self.dtype] * torch.finfo(self.dtype).eps * steps_of
+            steps = STEPS[self.dtype] * (1 if row.count >= MANY else 10)
+            return LARGEST[self.dtype] * row.own + steps * torch.finfo(self.dtype).eps * steps_of
         return (TOLERANCES[self.dtype] if self.tolerance is None else self.tolerance) * tolerance_of

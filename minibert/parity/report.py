@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from minibert.formats import html_head
 from minibert.parity.causes import Finding
@@ -55,8 +54,7 @@ class Report:
             yield from self.notes
             return
         what = "gradient" if self.first in self.gradients else "module"
-        shapes = f"shape {self.first.shapes}" if self.first.shapes else f"largest difference {self.first.largest:.2e}"
-        yield f"first {what} outside its tolerance: {self.first.name} ({shapes}, allowed {self.first.allowed:.2e})"
+        yield f"first {what} outside its tolerance: {self.first.name} ({self._size(self.first)})"
         for cause in self.finding.causes:
             yield f"cause: {cause}"
         if self.finding.extent:
@@ -64,6 +62,14 @@ class Report:
         if not self.finding.causes and self.finding.usual:
             yield f"cause not decided; usual ones here: {self.finding.usual}"
         yield from self.notes
+
+    @staticmethod
+    def _size(row: Difference) -> str:
+        if row.shapes:
+            return f"shape {row.shapes}"
+        if not row.largest <= row.allowed:
+            return f"largest difference {row.largest:.2e}, allowed {row.allowed:.2e}"
+        return f"relative error {row.relative:.2e}, allowed {row.allowed_relative:.2e}"
 
     def _gradients_said(self) -> str:
         return f" and {len(self.gradients)} gradients" if self.gradients else ""
@@ -123,7 +129,7 @@ def _table(title: str, rows: Sequence[Difference]) -> Iterator[str]:
     for row in rows:
         figures = f"{row.largest:9.2e}  {row.mean:9.2e}  {row.relative:9.2e}  {row.cosine:10.7f}"
         said = f"  {row.own:9.2e}" if row.own is not None else " " * 11 * own
-        yield f"{row.name:{width}}  {figures}{said}{'' if row.is_within else f'  above {row.allowed:.2e}'}"
+        yield f"{row.name:{width}}  {figures}{said}{'' if row.is_within else f'  {row.excess}'}"
 
 
 def _html_table(rows: Sequence[Difference]) -> Iterator[str]:
@@ -186,25 +192,14 @@ def plot(rows: Sequence[Difference], first: Difference | None) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def _depths(rows: Sequence[Difference], x: Any) -> Iterator[str]:
+def _depths(rows: Sequence[Difference], x: Callable[[int], float]) -> Iterator[str]:
     """Boundaries between depths, and what each is."""
-    deepest = rows[-1].depth
-    start = 0
-    for index in range(1, len(rows) + 1):
-        if index < len(rows) and rows[index].depth == rows[start].depth:
-            continue
-        depth = rows[start].depth
-        name = (
-            "embeddings"
-            if depth == 0
-            else f"layer {depth - 1}"
-            if depth < deepest or "layer" in rows[start].name
-            else "head"
-        )
-        middle = (x(start) + x(index - 1)) / 2
-        parts = f'<text x="{middle:.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">{name}</text>'
-        yield parts
-        if index < len(rows):
-            at = (x(index - 1) + x(index)) / 2
+    starts = [index for index, row in enumerate(rows) if index == 0 or row.depth != rows[index - 1].depth]
+    for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+        depth, is_layer = rows[start].depth, rows[start].name.startswith("encoder.")
+        name = f"layer {depth - 1}" if is_layer else "head" if depth else "emb."
+        middle = (x(start) + x(end - 1)) / 2
+        yield f'<text x="{middle:.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">{name}</text>'
+        if end < len(rows):
+            at = (x(end - 1) + x(end)) / 2
             yield f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="#eee"/>'
-        start = index

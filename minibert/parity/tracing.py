@@ -109,14 +109,14 @@ class Trace:
         if cells is not None:
             self.cells[name] = cells
             value = (cells.transpose(1, 2) if kind == SCORES else cells)[real]
-        self.values[name] = value.clone() if cells is None else value
+        self.values[name] = value
 
 
 def trace(side: Side, batch: Batch, places: Sequence[Point], *, own_loss: bool, grad: bool = False) -> Trace:
     """Runs a model in eval mode, listening to every module that has a point.
 
     Args:
-        own_loss: take the model's own loss, not one made here from what it returns.
+        own_loss: take the model's own loss, not one made here from what it returns, only for the gradients.
         grad: also run backward.
 
     Raises:
@@ -146,6 +146,8 @@ def trace(side: Side, batch: Batch, places: Sequence[Point], *, own_loss: bool, 
     for place in places:
         if caught[place.name]:
             found.add(place.name, place.kind, caught[place.name][min(caught[place.name])], batch.real)
+    if not own_loss:
+        outputs.pop("loss", None)
     for name, value in outputs.items():
         found.add(name, TOKENS if value.shape[:2] == batch.real.shape else WHOLE, value, batch.real)
     return found
@@ -162,7 +164,8 @@ def _listener(
                 value = several[index] if index < len(several) else None
             elif index:
                 continue
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor):  # a copy, since what follows may work in place
+                value = value.detach().clone()
                 caught[name][rank] = value.chunk(num_parts, -1)[part] if num_parts > 1 else value
 
     return listen

@@ -66,8 +66,7 @@ def test_every_module_output_loss_and_gradient_of_every_head_is_compared(name: s
     names = [
         row.name for row in report.rows if not row.name.startswith(("pooler", "cls.")) or row.name in CLASSES[name]
     ]
-    extra = ["loss"] if name == "BertModel" else []  # a number made of the results, for the gradients
-    assert names == ENCODER + CLASSES[name] + extra
+    assert names == ENCODER + CLASSES[name]
     assert report.is_within, report.first
     parameters = getattr(minibert, name).from_pretrained(tmp_path).named_parameters()
     assert {row.name for row in report.gradients} == {own.removeprefix("bert.") for own, _ in parameters}
@@ -94,7 +93,7 @@ def test_a_head_that_is_not_in_the_file_is_the_same_in_both(tmp_path: Path, capl
     model.bert.save_pretrained(tmp_path)  # no pooler in it
     report = compare(tmp_path)
     assert report.is_within
-    assert report.rows[-2].name == "pooler_output"
+    assert report.rows[-1].name == "pooler_output"
     assert (
         "not in the checkpoint, so random, and the same in both: pooler.dense.weight, pooler.dense.bias" in caplog.text
     )
@@ -105,8 +104,7 @@ def test_a_foreign_architecture_means_the_encoder(checkpoint: Path, caplog: pyte
     for replacement in ('"BertCrfTagger"', '"BertConfig"', ""):
         (checkpoint / "config.json").write_text(config.replace('"BertForTokenClassification"', replacement))
         names = [row.name for row in compare(checkpoint).rows]
-        assert names[:-4] == ENCODER
-        assert names[-4:-2] == ["pooler", "last_hidden_state"]
+        assert names == [*ENCODER, "pooler", "last_hidden_state", "pooler_output"]
     assert "the head of BertCrfTagger is not compared" in caplog.text
 
 
@@ -147,7 +145,7 @@ def test_half_precision_is_judged_by_the_reference_s_own_error(dtype: str, check
     eps = torch.finfo(getattr(torch, report.dtype)).eps
     for row in report.rows:
         assert row.own is not None
-        assert row.allowed == 2 * row.own + eps * row.scale
+        assert row.allowed == 2 * row.own + (1 if row.count >= 256 else 10) * eps * row.scale
     assert max(row.largest for row in report.rows) > 1e-3  # far above what float32 may do
     strict = compare(checkpoint, dtype=dtype, tolerance=2e-5)
     assert not strict.is_within
@@ -395,5 +393,5 @@ def test_the_report_as_lines_json_and_page(checkpoint: Path) -> None:
     assert page.count("<circle") == len(report.rows)
     assert page.count('<tr class="above">') == 3
     assert "<title>encoder.layer.1.output: " in page
-    assert all(name in page for name in (">embeddings</text>", ">layer 0</text>", ">layer 1</text>", ">head</text>"))
+    assert all(name in page for name in (">emb.</text>", ">layer 0</text>", ">layer 1</text>", ">head</text>"))
     assert "http" not in page  # nothing beside it
