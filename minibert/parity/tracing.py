@@ -186,8 +186,10 @@ def _outputs(side: Side, batch: Batch, *, own_loss: bool) -> dict[str, Tensor]:
             f"({', '.join(accepted)}); wrap it in a module with these names"
         )
     extra: dict[str, Any] = {}
+    if hasattr(getattr(side.model, "config", None), "return_dict"):
+        extra["return_dict"] = True
     if isinstance(side.model, BertPreTrainedModel):
-        extra = {"return_dict": True, "output_attentions": side.scores}
+        extra["output_attentions"] = side.scores
     try:
         result = side.model(**arguments, **extra)
     except MinibertError:
@@ -196,7 +198,8 @@ def _outputs(side: Side, batch: Batch, *, own_loss: bool) -> dict[str, Tensor]:
         raise MinibertError(f"{side.title}: its forward fails: {type(error).__name__}: {error}") from error
     if not isinstance(result, Mapping):
         several = (result,) if isinstance(result, Tensor) else result
-        result = dict(zip(OUTPUTS.get(side.head, ("logits",)), several, strict=False))
+        names = OUTPUTS.get(side.head, ("logits",))
+        result = dict(zip(("loss", *names) if own_loss else names, several, strict=False))
     outputs = {name: value for name, value in result.items() if isinstance(value, Tensor)}
     if not own_loss:
         outputs["loss"] = _stand_in(outputs, batch.real)
