@@ -41,6 +41,7 @@ class Finding:
     causes: list[str] = field(default_factory=list)
     usual: str = ""
     extent: str = ""  # heads, texts or tokens that it is confined to
+    are_alternatives: bool = False  # whether the numbers fit each of the causes alone
 
 
 def find(target: str, evidence: Evidence, again: Tensor | None, allowed: float, largest: float) -> Finding:
@@ -69,7 +70,8 @@ def find(target: str, evidence: Evidence, again: Tensor | None, allowed: float, 
     stored = _stored(target, replay.needed, evidence)
     if stored:
         return Finding(stored, usual, extent)
-    return Finding(_replayed(target, replay.needed, evidence, got.double(), wanted.double(), allowed), usual, extent)
+    found = _replayed(target, replay.needed, evidence, got.double(), wanted.double(), allowed)
+    return Finding(found, usual, extent, are_alternatives=len(found) > 1)
 
 
 def _usual(target: str) -> str:

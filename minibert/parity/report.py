@@ -55,8 +55,8 @@ class Report:
             return
         what = "gradient" if self.first in self.gradients else "module"
         yield f"first {what} outside its tolerance: {self.first.name} ({self._size(self.first)})"
-        for cause in self.finding.causes:
-            yield f"cause: {cause}"
+        for index, cause in enumerate(self.finding.causes):
+            yield f"{'or' if index and self.finding.are_alternatives else 'cause'}: {cause}"
         if self.finding.extent:
             yield f"only in: {self.finding.extent}"
         if not self.finding.causes and self.finding.usual:
@@ -92,7 +92,8 @@ class Report:
         facts = {
             "candidate": self.candidate, "reference": self.reference, "dtype": self.dtype, "device": self.device,
             "texts": self.num_texts, "tokens": self.num_tokens, "seconds": round(self.seconds, 2),
-            "within": self.is_within, "first": first, "causes": self.finding.causes, "usual": self.finding.usual,
+            "within": self.is_within, "first": first, "causes": self.finding.causes,
+            "alternatives": self.finding.are_alternatives, "usual": self.finding.usual,
             "extent": self.finding.extent, "notes": self.notes,
             "modules": [row.figures() for row in self.rows],
             "gradients": [row.figures() for row in self.gradients],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import resource
 import shutil
 import statistics
@@ -199,7 +200,7 @@ def test_a_parity_report_takes_less_than_a_minute_of_one_processor(full_size_dir
     page = tmp_path / "page.html"
     command = [sys.executable, "-m", "minibert.cli", "parity", str(full_size_dir), "--json", "--html", str(page)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert result.returncode == 0, result.stderr
     facts = json.loads(result.stdout)

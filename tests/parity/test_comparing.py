@@ -289,6 +289,68 @@ def test_a_file_and_a_mapping_file(suffix: str, checkpoint: Path) -> None:
     assert report.finding.causes == ["encoder.layer.1.attention.output.dense.weight is transposed"]
 
 
+def test_what_follows_in_place_does_not_change_what_was_recorded(checkpoint: Path) -> None:
+    model = minibert.BertForTokenClassification.from_pretrained(checkpoint)
+    half = model.bert.encoder.layer[0].output
+    half.forward = lambda x, residual: half.LayerNorm(half.dense(x).add_(residual))
+    assert compare(model, checkpoint).is_within
+
+
+def test_lower_precision_within_a_model_is_told_from_a_fault(checkpoint: Path) -> None:
+    model = minibert.BertForTokenClassification.from_pretrained(checkpoint)
+    half, real = model.bert.encoder.layer[1].output, model.bert.encoder.layer[1].output.forward
+
+    def rounded(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return real(x, residual)
+
+    half.forward = rounded
+    report = compare(model, checkpoint)
+    assert report.first is not None
+    assert report.first.name == "encoder.layer.1.output.dense"
+    assert report.finding.causes == ["rounding: in float64 both agree; something is computed in a lower precision"]
+
+
+def test_a_model_with_float32_written_into_it(checkpoint: Path) -> None:
+    model = minibert.BertForTokenClassification.from_pretrained(checkpoint)
+    embeddings = model.bert.embeddings
+    real = embeddings.forward
+    embeddings.forward = lambda *arguments, **named: real(*arguments, **named).float()
+    model.bert.encoder.layer[1].intermediate.intermediate_act_fn = nn.ReLU()
+    reference = minibert.BertForTokenClassification.from_pretrained(checkpoint)
+    for pair in ((model, reference), (reference, model)):  # as the candidate, and as the reference
+        report = compare(*pair, inputs=ids())
+        assert report.first is not None
+        assert report.first.name == "encoder.layer.1.intermediate"
+    assert compare(model, reference, inputs=ids()).finding.causes[0] == "activation: ReLU instead of gelu"
+
+
+def test_a_config_that_asks_for_tuples(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    (checkpoint / "config.json").write_text(json.dumps({**config, "return_dict": False}), encoding="utf-8")
+    report = compare(checkpoint)
+    assert report.is_within
+    assert [row.name for row in report.rows][-2:] == ["logits", "loss"]
+
+
+def test_a_model_is_left_as_it_was(checkpoint: Path) -> None:
+    model = minibert.BertForTokenClassification.from_pretrained(checkpoint).train()
+    before = {name: (x.data_ptr(), x.dtype) for name, x in model.named_parameters()}
+    gradient = model.classifier.bias.grad = torch.ones(18)
+    compare(model, checkpoint, grad=True, dtype="bf16")
+    assert {name: (x.data_ptr(), x.dtype) for name, x in model.named_parameters()} == before
+    assert model.training
+    assert model.classifier.bias.grad is gradient
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_many_texts_go_through_in_batches(checkpoint: Path) -> None:
+    texts = [f"今天{'很' * (index % 7)}好" for index in range(40)]
+    report = compare(checkpoint, texts=texts, grad=True)
+    assert report.is_within, report.first
+    assert report.num_texts == 41
+
+
 def test_a_module_with_the_same_state_dict_needs_no_mapping(checkpoint: Path) -> None:
     theirs = transformers.BertForTokenClassification.from_pretrained(checkpoint)
     assert compare(theirs, checkpoint).is_within
@@ -365,6 +427,21 @@ def test_the_figures_of_a_difference() -> None:
     Bound(torch.float32, 0.5).allow(row)
     assert row.allowed == 2.0
     assert not row.is_within
+
+
+def test_a_small_error_everywhere_is_outside_by_its_norm_and_one_that_is_alone_by_its_size() -> None:
+    reference = torch.tensor([1.0, -1.0]).repeat(500)
+    for candidate, said in (
+        (reference * (1 + 5e-6), "relative above 3.1"),
+        (reference + (torch.arange(1000) == 500) * 2e-5, "above 6.2"),
+        (reference * (1 + 2e-6), ""),
+    ):
+        row = Difference("x", 0)
+        row.add(candidate, reference)
+        row.add_own(reference.double() * (1 + 5e-7), reference)
+        Bound(torch.float32).allow(row)
+        assert row.excess.startswith(said)
+        assert row.is_within == (not said), row
 
 
 def test_no_number_is_never_within() -> None:
