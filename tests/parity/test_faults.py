@@ -304,15 +304,46 @@ def test_a_fault_of_what_is_computed(
     broken = in_transformers(model)
     plant, first, cause = COMPUTED[fault]
     plant(broken, monkeypatch)
-    report = compare(broken, in_transformers_reference(model), inputs=inputs)
+    report = compare(broken, model, inputs=inputs)
     assert report.first is not None
     assert report.first.name == first
     assert report.finding.causes, report.finding
     assert re.search(cause, report.finding.causes[0]), report.finding
 
 
-def in_transformers_reference(model: Any) -> Any:
-    return model
+@pytest.mark.parametrize(
+    ("fault", "extent"),
+    [
+        ("mask ignored", "texts: those with padding"),
+        ("head off", "heads: 3"),
+        ("token types ignored", "token types: 1"),
+        ("keys ask", ""),
+    ],
+)
+def test_what_a_difference_is_confined_to(
+    fault: str, extent: str, model: Any, inputs: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = in_transformers(model)
+    COMPUTED[fault][0](broken, monkeypatch)
+    inputs["token_type_ids"] = torch.tensor([[0, 0, 1, 1, 0, 0, 1], [0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 0, 0]])
+    assert compare(broken, model, inputs=inputs).finding.extent == extent
+
+
+@pytest.mark.parametrize(
+    "plant", [attention_of(lambda *a: unheard_of(*a)), method(OUTPUT, lambda m, r, *a: r(*a) + 0.5)]
+)
+def test_a_fault_that_is_not_known_is_not_guessed(
+    plant: Any, model: Any, inputs: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = in_transformers(model)
+    plant(broken, monkeypatch)
+    report = compare(broken, model, inputs=inputs)
+    assert report.finding.causes == []
+    assert list(report.verdict())[-1].startswith("cause not decided; usual ones here: ")
+
+
+def unheard_of(real: Any, module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float) -> Any:
+    return real(module, q.sin(), k, v, mask, scaling=scaling)
 
 
 @pytest.mark.parametrize("library", ["minibert", "transformers"])
