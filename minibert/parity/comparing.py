@@ -163,7 +163,7 @@ def _of_user(
         reference = _reference(against, dtype=wide, **common)
     names = options.names or Names()
     assert options.module is not None
-    model = sides.load_own(options.module, place, names, reference.parameters())
+    model = sides.load_own(options.module, place, names, reference.parameters()).to(options.device or "cpu")
     own = sides.of_module(model, names, dtype=options.dtype, head=head, **common)
     return _checked(own, reference, options.names)
 

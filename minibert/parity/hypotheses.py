@@ -15,6 +15,7 @@ from torch import Tensor
 
 from minibert.parity.replay import Evidence, Formula, Replay
 
+LOWEST = torch.finfo(torch.float32).min  # what many a mask is filled with
 EPS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 ACTIVATIONS = {  # one name for each function
     "gelu": "GELU by erf", "gelu_new": "GELU by tanh", "quick_gelu": "GELU by sigmoid", "relu": "ReLU", "silu": "SiLU",
@@ -189,25 +190,10 @@ def _softmax(scores: Tensor, blocked: Tensor | None = None, fill: float = float(
     return (scores if blocked is None else scores.masked_fill(blocked, fill)).softmax(-1)
 
 
-def _score_faults(layer: str, point: str, evidence: Evidence, got: Tensor | None) -> Iterator[Hypothesis]:
-    size = evidence.config.hidden_size // evidence.config.num_attention_heads
-    lowest = torch.finfo(torch.float32).min
-
-    def scaled(r: Replay, scale: float) -> Tensor:
-        return _softmax(r.raw_scores(layer, scale), ~r.open_keys())
-
-    scales = {
-        "the scale 1 / sqrt(head size) is missing": 1.0,
-        "scale: 1 / sqrt(hidden size) instead of 1 / sqrt(head size)": evidence.config.hidden_size**-0.5,
-        "scale: 1 / head size instead of its square root, or applied twice": 1 / size,
-        "scale: multiplied by sqrt(head size) instead of divided": size**0.5,
-        "scale: 1 / sqrt(number of heads) instead of 1 / sqrt(head size)": evidence.config.num_attention_heads**-0.5,
-    }
-    for said, scale in scales.items():
-        yield said, partial(scaled, scale=scale)
+def _mask_faults(layer: str) -> Iterator[Hypothesis]:
     yield "mask: it is ignored, so that padding is attended to", lambda r: _softmax(r.raw_scores(layer))
     inverted = "mask: its polarity is inverted, so that padding is attended to and text is not"
-    for fill in (float("-inf"), lowest, -1e9):
+    for fill in (float("-inf"), LOWEST, -1e9):
         yield inverted, partial(lambda r, f: _softmax(r.raw_scores(layer), r.open_keys(), f), f=fill)
     for low in (-1e4, -1e9):
         yield inverted, partial(lambda r, b: _softmax(r.raw_scores(layer) + r.open_keys() * b), b=low)
@@ -227,6 +213,24 @@ def _score_faults(layer: str, point: str, evidence: Evidence, got: Tensor | None
         return _softmax(r.raw_scores(layer), ~(seen & r.open_keys()))
 
     yield "mask: it is causal, so that no token sees those behind it", causal
+
+
+def _score_faults(layer: str, point: str, evidence: Evidence, got: Tensor | None) -> Iterator[Hypothesis]:
+    size = evidence.config.hidden_size // evidence.config.num_attention_heads
+
+    def scaled(r: Replay, scale: float) -> Tensor:
+        return _softmax(r.raw_scores(layer, scale), ~r.open_keys())
+
+    scales = {
+        "the scale 1 / sqrt(head size) is missing": 1.0,
+        "scale: 1 / sqrt(hidden size) instead of 1 / sqrt(head size)": evidence.config.hidden_size**-0.5,
+        "scale: 1 / head size instead of its square root, or applied twice": 1 / size,
+        "scale: multiplied by sqrt(head size) instead of divided": size**0.5,
+        "scale: 1 / sqrt(number of heads) instead of 1 / sqrt(head size)": evidence.config.num_attention_heads**-0.5,
+    }
+    for said, scale in scales.items():
+        yield said, partial(scaled, scale=scale)
+    yield from _mask_faults(layer)
     yield (
         "swapped query/key: the scores are those of keys to queries",
         lambda r: _softmax(r.raw_scores(layer).transpose(-1, -2), ~r.open_keys()),
@@ -235,7 +239,7 @@ def _score_faults(layer: str, point: str, evidence: Evidence, got: Tensor | None
     yield "the softmax is missing", lambda r: r.raw_scores(layer)
 
     def over(r: Replay, dim: int) -> Tensor:
-        return r.raw_scores(layer).masked_fill(~r.open_keys(), lowest).softmax(dim)
+        return r.raw_scores(layer).masked_fill(~r.open_keys(), LOWEST).softmax(dim)
 
     yield "the softmax is taken over the queries", partial(over, dim=-2)
     yield "the softmax is taken over the heads", partial(over, dim=1)

@@ -478,3 +478,21 @@ def test_the_report_as_lines_json_and_page(checkpoint: Path) -> None:
     assert "<title>encoder.layer.1.output: " in page
     assert all(name in page for name in (">emb.</text>", ">layer 0</text>", ">layer 1</text>", ">head</text>"))
     assert "http" not in page  # nothing beside it
+
+
+def test_a_model_that_was_trained_and_went_to_transformers_and_back(
+    checkpoint: Path, tmp_path_factory: Any
+) -> None:  # H05
+    model = minibert.BertForTokenClassification.from_pretrained(checkpoint).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _step in range(2):
+        model(**ids(), labels=ids()["input_ids"] % 18).loss.backward()
+        optimizer.step()
+    there, back = tmp_path_factory.mktemp("there"), tmp_path_factory.mktemp("back")
+    model.save_pretrained(there)
+    assert compare(there, "transformers").is_within
+    transformers.BertForTokenClassification.from_pretrained(there).save_pretrained(back)
+    report = compare(model, back, inputs=ids())
+    assert max(row.largest for row in report.rows) == 0
+    minibert.BertForTokenClassification.from_pretrained(back).save_pretrained(back)
+    assert (back / "model.safetensors").read_bytes() == (there / "model.safetensors").read_bytes()
