@@ -222,28 +222,61 @@ def evaluate(
             raise click.ClickException(f"F1 fell by {before - after:.2f} points, more than --max-drop {max_drop:g}")
 
 
-@main.command(no_args_is_help=True, short_help="Compare a checkpoint's numbers with transformers'.")
+@main.command(no_args_is_help=True, short_help="Compare two models module by module.")
 @click.argument("name_or_path", metavar="MODEL")
 @click.argument("texts", nargs=-1, metavar="[TEXT...]")
-@click.option("--tolerance", default=1e-4, show_default=True, help="Largest difference that counts as the same.")
-@click.option("--attention", default="sdpa", show_default=True, type=click.Choice(["sdpa", "eager"]))
-def parity(name_or_path: str, texts: tuple[str, ...], tolerance: float, attention: str) -> None:
-    """Compare MODEL with transformers, layer by layer, on a few sentences or on each TEXT.
+@click.option(
+    "--against",
+    metavar="REFERENCE",
+    help="transformers (default), minibert (its plain model in fp32), a directory, or a name on the Hub.",
+)
+@click.option("--text", "files", multiple=True, type=click.Path(path_type=Path), help="Take each line of a file.")
+@click.option("--dtype", default="fp32", show_default=True, help="Of MODEL: fp32, fp64, bf16, fp16.")
+@click.option("--engine", metavar="PRECISION", help="Run MODEL by the fast engine: fp32, int8, bf16, fp16.")
+@click.option("--grad", is_flag=True, help="Compare the gradient of every parameter, too.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...; default cpu.")
+@click.option("--module", metavar="FILE.py:NAME", help="Your own model in MODEL's place: a class or a function.")
+@click.option(
+    "--mapping", "mapping_file", type=click.Path(path_type=Path), help="Its module names to ours, as TOML or JSON."
+)
+@click.option("--tolerance", type=float, help="Largest difference that counts as the same; default by the precision.")
+@click.option("--attention", default="eager", show_default=True, type=click.Choice(["eager", "sdpa"]))
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@click.option("--html", "page", type=click.Path(path_type=Path), metavar="PAGE", help="Write a page with a plot.")
+def parity(
+    name_or_path: str,
+    texts: tuple[str, ...],
+    files: tuple[Path, ...],
+    attention: str,
+    mapping_file: Path | None,
+    as_json: bool,
+    page: Path | None,
+    **options: Any,
+) -> None:
+    """Compare MODEL with a reference, module by module, on a few sentences, each TEXT, or each line of a file.
 
-    Exit status 1 if a difference is above the tolerance.
+    Says which module is the first to differ, and where the numbers tell why, the cause. Exit status 1 if one does.
     """
-    from minibert.parity import SENTENCES, compare
+    from minibert import parity as comparison
+    from minibert import tagging
 
-    differs = False
-    for index, difference in enumerate(compare(name_or_path, texts or SENTENCES, attention)):
-        if index == 0:
-            click.echo(f"{'':24}{'largest':>12}{'mean':>12}")
-        above = not difference.largest <= tolerance  # so that NaN is above, too
-        differs = differs or above
-        verdict = f"  above {tolerance:g}" if above else ""
-        click.echo(f"{difference.name:24}{difference.largest:12.2e}{difference.mean:12.2e}{verdict}")
-    if differs:
-        raise click.ClickException("the numbers differ from transformers'")
+    read = tagging.read_files(files, lambda message: click.echo(f"Warning: {message}", err=True), whole=False)
+    lines = [*texts, *(line.text for line in read if line.text.strip())]
+    names = None if mapping_file is None else comparison.Names.from_file(mapping_file)
+    with contextlib.redirect_stdout(sys.stderr):  # where a user's own model may talk
+        report = comparison.compare(
+            name_or_path,
+            texts=lines if texts or files else comparison.SENTENCES,
+            mapping=names,
+            attn_implementation=attention,
+            **options,
+        )
+    for line in [report.to_json()] if as_json else report.lines():
+        click.echo(printable(line))
+    if page is not None:
+        report.write_page(page)
+    if not report.is_within:
+        raise click.ClickException(next(report.verdict()))
 
 
 @main.command(no_args_is_help=True, short_help="Draw where a model looks.")

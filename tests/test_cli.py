@@ -19,6 +19,7 @@ from minibert import TokenClassifier, __version__
 from minibert.cli import main
 from minibert.engine.kernels import kernel_for
 from minibert.train.data import read_examples
+from own_bert import MAPPING
 from tagger import write_checkpoint
 
 
@@ -231,16 +232,50 @@ def test_evaluate_says_what_another_precision_does_to_f1(
     assert re.search(r"Error: F1 fell by \d+\.\d\d points, more than --max-drop 1\n$", broken.stderr)
 
 
-def test_parity_prints_a_line_for_each_layer_and_exits_by_the_tolerance(directory: str) -> None:
+def test_parity_prints_a_line_for_each_module_and_exits_by_the_tolerance(directory: str) -> None:
     result = invoke("parity", directory)
     assert result.exit_code == 0
-    names = [line[:24].strip() for line in result.stdout.splitlines()]
-    assert names == ["", "embeddings", "layer 1", "layer 2", "logits"]
-    assert result.stdout.splitlines()[0].split() == ["largest", "mean"]
-    strict = invoke("parity", directory, "--tolerance", "1e-12", "--attention", "eager", "我住在北京")
+    lines = result.stdout.splitlines()
+    assert lines[1].startswith(f"reference  {directory} in transformers ")
+    assert lines[4].split() == ["module", "largest", "mean", "relative", "cosine", "reference"]
+    names = [line.split()[0] for line in lines[5:] if line]
+    assert names[:4] == [f"embeddings.{name}_embeddings" for name in ("word", "token_type", "position")] + [
+        "embeddings"
+    ]
+    assert names[-3:] == ["logits", "loss", "the"]
+    assert lines[-1] == "the same: 28 values are within their tolerance"
+    strict = invoke("parity", directory, "--tolerance", "1e-12", "--attention", "sdpa", "我住在北京")
     assert strict.exit_code == 1
-    assert "above 1e-12" in strict.stdout
-    assert strict.stderr == "Error: the numbers differ from transformers'\n"
+    assert re.search(r"above \d\.\d\de-12", strict.stdout)
+    assert re.fullmatch(r"Error: first module outside its tolerance: \S+ \(largest difference .*\)\n", strict.stderr)
+
+
+def test_parity_of_a_user_s_model_with_a_page_json_and_gradients(directory: str, tmp_path: Path) -> None:
+    mapping, page, texts = tmp_path / "names.json", tmp_path / "page.html", tmp_path / "texts.txt"
+    mapping.write_text(json.dumps(MAPPING), encoding="utf-8")
+    texts.write_text("我住在北京\n\n今天天气很好\n", encoding="utf-8")
+    own = Path(__file__).with_name("own_bert.py")
+    common = ("parity", directory, "--mapping", str(mapping), "--json")
+    good = invoke(*common, "--module", f"{own}:Talkative", "--grad", "--text", str(texts), "--device", "cpu")
+    assert good.exit_code == 0, good.output
+    facts = json.loads(good.stdout)
+    assert (facts["within"], facts["texts"]) == (True, 3)  # two lines, and both as a pair
+    assert len(facts["gradients"]) == 39
+    bad = invoke(*common, "--module", f"{own}:build", "--html", str(page))
+    assert bad.exit_code == 1
+    name = "encoder.layer.1.attention.output.dense"
+    assert json.loads(bad.stdout)["causes"] == [f"{name}.weight is transposed"]
+    assert bad.stderr.startswith(f"Error: first module outside its tolerance: {name} ")
+    assert f"<title>{name}: " in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--engine", "int8"), ("--dtype", "bf16"), ("--engine", "fp32", "--dtype", "fp32")]
+)
+def test_parity_of_two_precisions_or_engines(arguments: tuple[str, ...], directory: str) -> None:
+    result = invoke("parity", directory, "--against", "minibert", *arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[1] == f"reference  {directory} in minibert, float32"
 
 
 def test_attention_writes_a_page_or_a_picture(directory: str, tmp_path: Path) -> None:
@@ -266,6 +301,7 @@ def test_attention_writes_a_page_or_a_picture(directory: str, tmp_path: Path) ->
         (["attention", "/nowhere", "x"], 2, "Missing option '--output'"),
         (["predict", "--model", "/nowhere", "x"], 1, "/nowhere: no such directory"),
         (["parity", "/nowhere"], 1, "/nowhere: no such directory"),
+        (["parity", "/nowhere", "--dtype", "fp8"], 1, "dtype: expected fp32, fp64, bf16, fp16, got fp8"),
         (["predict", "--model", "/nowhere"], 2, "expected a TEXT, - for standard input, or --file"),
         (["predict", "--model", "/nowhere", "--stride", "many", "x"], 2, "'many' is not a valid integer"),
         (["evaluate", "/nowhere", "/no/such/file"], 1, "/no/such/file: cannot be read"),

@@ -18,6 +18,7 @@ import torch
 
 from minibert.model import attention
 from minibert.model.attention import ATTENTION_FUNCTIONS, MultiHeadAttention
+from minibert.parity import Names, differences
 from minibert.train.recipe import TrainingPart
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "attention.md"
@@ -226,3 +227,31 @@ def test_the_blocks_about_export_run_in_order(tmp_path: Path, monkeypatch: pytes
     namespace: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, str(EXPORT), "exec"), namespace)  # noqa: S102
+
+
+PARITY = Path(__file__).parent.parent / "docs" / "parity.md"
+
+
+def test_the_block_about_parity_runs() -> None:
+    text = PARITY.read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 1
+    exec(compile(blocks[0], str(PARITY), "exec"), {"__name__": "parity"})  # noqa: S102
+
+
+def test_the_page_about_parity_has_the_bounds_that_are_used() -> None:
+    text = PARITY.read_text(encoding="utf-8")
+    for dtype, names in ((torch.float32, "fp32"), (torch.bfloat16, "bf16, fp16"), (torch.float16, "bf16, fp16")):
+        at_most, by_norm, steps = (
+            table[dtype] for table in (differences.LARGEST, differences.BY_NORM, differences.STEPS)
+        )
+        row = next(line for line in text.splitlines() if line.startswith(f"| {names} | "))
+        assert f"{at_most:g} times, and {steps:g} " in row
+        assert f"| {by_norm:g} times, and {by_norm:g} steps" in row  # the norm's steps come with its error
+    assert f"| fp64 | | {differences.TOLERANCES[torch.float64]:g} " in text
+    assert f"| int8 | | {differences.INT8_TOLERANCE:g} " in text
+    assert f"fewer than {differences.MANY} numbers" in text
+    mapping = tomllib.loads(re.findall(r"```toml\n(.*?)```", text, re.DOTALL)[0])
+    assert Names(mapping["modules"]).ours("blocks.3.norm1.weight") == (
+        "encoder.layer.3.attention.output.LayerNorm.weight",
+    )

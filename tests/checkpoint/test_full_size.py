@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import resource
 import shutil
 import statistics
 import struct
@@ -192,3 +194,17 @@ def test_the_main_job_on_real_sentences(hub_like_dir: Path, data_dir: Path) -> N
         assert entities
         assert all(line[entity.start : entity.end] == entity.text for entity in entities)
         assert all(one.end <= other.start for one, other in itertools.pairwise(entities))
+
+
+def test_a_parity_report_takes_less_than_a_minute_of_one_processor(full_size_dir: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    command = [sys.executable, "-m", "minibert.cli", "parity", str(full_size_dir), "--json", "--html", str(page)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert result.returncode == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert facts["within"]
+    assert len(facts["modules"]) > 12 * 11
+    assert page.stat().st_size > 10_000
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
