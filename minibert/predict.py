@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from minibert.config import SOURCE_OPTIONS, BertConfig
-from minibert.engine import check_precision, optimize, set_threads
+from minibert.engine import check_precision, optimize_spent, set_threads
 from minibert.engine.onnx import OnnxModel
 from minibert.errors import CheckpointError, DataError, MinibertError
 from minibert.hub import DEFAULT_MODEL, Source
@@ -420,7 +420,7 @@ def _loaded(
                 "random labels"
             )
         logger.warning("%s: the token-classification head is untrained; its labels are random", source.name)
-    return optimize(model, precision)
+    return optimize_spent(model, precision)
 
 
 def _check_engine(engine: str, device: object, precision: str, options: dict[str, Any]) -> None:

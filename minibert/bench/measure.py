@@ -19,7 +19,7 @@ import torch
 
 from minibert.bench.peers import PACKAGES, PEERS, Setting
 from minibert.bench.processes import first_answers, loadings, timed
-from minibert.bench.text import text_peers
+from minibert.bench.text import RunTexts, budgets, text_peers
 from minibert.bench.training import BATCH_SIZE, TRAINERS, Steps, rows_of_file, rows_of_workload
 from minibert.bench.workers import NotInstalledError, Worker, timed_turn
 from minibert.bench.workloads import WORKLOADS, Workload, workloads
@@ -30,7 +30,7 @@ from minibert.quiet import quiet
 from minibert.threads import default_threads
 
 REFERENCE = "transformers sdpa"  # whose numbers the others' are compared with, and whose speed is 1
-THINGS = (*WORKLOADS, "text", "load", "start", "train")
+THINGS = (*WORKLOADS, "text", "budget", "load", "start", "train")
 WARM_UP = 2  # training steps
 PAUSE = 0.05  # seconds, in which the threads that one peer leaves spinning go to sleep
 
@@ -122,9 +122,9 @@ def bench(
         for name in given:
             if name not in known:
                 raise MinibertError(f"{kind}: expected {', '.join(known)}, got {name!r}")
-    if "text" in names and not texts:
-        raise MinibertError("workload text: expected texts (--texts FILE), got none")
-    names = names or [name for name in THINGS if name != "text" or texts]
+    if not texts and (wants := sorted({"text", "budget"} & set(names))):
+        raise MinibertError(f"workload {wants[0]}: expected texts (--texts FILE), got none")
+    names = names or [name for name in THINGS if name != "budget" and (name != "text" or texts)]
     threads = threads or default_threads()
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as place:
@@ -142,7 +142,14 @@ def bench(
                 workers = _workers(setting, peers, left_out, progress, stack)
                 sections += [_take_turns(workload, workers, rounds, progress) for workload in chosen]
         if "text" in names:
-            sections.append(_texts_to_entities(setting, texts, rounds, progress))
+            with quiet():
+                made = text_peers(setting, texts)
+            sections.append(_texts_to_entities("text", made, list(made)[-1], texts, rounds, progress))
+        if "budget" in names:
+            for precision in ("fp32", "int8"):
+                made = budgets(setting, precision)
+                base = f"{precision}, 4,096 cells"
+                sections.append(_texts_to_entities("budget", made, base, texts, rounds, progress))
         if "load" in names:
             what = "a new process to a loaded model, all weights read"
             sections.append(_processes("load", what, loadings(setting), setting, rounds, progress))
@@ -220,18 +227,20 @@ def _in_turn(
 
 
 def _texts_to_entities(
-    setting: Setting, texts: Sequence[str], rounds: int, progress: Callable[[str], object]
+    thing: str,
+    peers: dict[str, RunTexts],
+    base: str,
+    texts: Sequence[str],
+    rounds: int,
+    progress: Callable[[str], object],
 ) -> Section:
-    progress("text: preparing")
-    with quiet():
-        peers = text_peers(setting, texts)
     timings = {name: Timing() for name in peers}
     for run in peers.values():
         run(texts[:4])
-    _in_turn(timings, lambda n: timed_turn(lambda: peers[n](texts)), rounds, lambda text: progress(f"text: {text}"))
+    _in_turn(timings, lambda n: timed_turn(lambda: peers[n](texts)), rounds, lambda text: progress(f"{thing}: {text}"))
     characters = sum(map(len, texts))
     what = f"{len(texts):,} texts to their entities, {characters:,} characters"
-    return Section("text", what, characters, "characters", timings, list(peers)[-1])
+    return Section(thing, what, characters, "characters", timings, base)
 
 
 def _processes(

@@ -12,6 +12,7 @@ from minibert.predict import TokenClassifier
 RunTexts = Callable[[Sequence[str]], Any]
 BATCH_SIZES = (1, 8, 16, 32)  # of which the pipeline gets the one that it does best with
 TRIED = 48  # texts
+BUDGETS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384)  # cells of a batch
 
 
 def minibert(setting: Setting, precision: str) -> RunTexts:
@@ -41,6 +42,20 @@ def pipeline(setting: Setting, texts: Sequence[str]) -> tuple[RunTexts, int]:
         took[size] = time.perf_counter() - start
     best = min(took, key=lambda size: took[size])
     return lambda given: made(list(given), batch_size=best), best
+
+
+def budgets(setting: Setting, precision: str) -> dict[str, RunTexts]:
+    """`TokenClassifier` with one token budget and another, to choose one by."""
+    classifier = TokenClassifier.from_pretrained(setting.checkpoint, device="cpu", precision=precision)
+
+    def with_budget(budget: int) -> RunTexts:
+        def run(texts: Sequence[str]) -> Any:
+            classifier.max_tokens_per_batch = budget
+            return classifier(list(texts))
+
+        return run
+
+    return {f"{precision}, {budget:,} cells": with_budget(budget) for budget in BUDGETS}
 
 
 def text_peers(setting: Setting, texts: Sequence[str]) -> dict[str, RunTexts]:

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from minibert.checkpoint.files import SAFETENSORS_DTYPES, WeightFiles
 from minibert.checkpoint.names import ADAPTER, CRF, OTHER_HEADS, POSITION_IDS, has_base, head_of, model_name, wrapper_of
+from minibert.checkpoint.pages import let_go
 from minibert.errors import CheckpointError
 
 logger = logging.getLogger("minibert")
+LOOKED_AT = 32_000_000  # bytes that are looked at before their pages are let go
 
 
 class LoadingReport(dict[str, Any]):
@@ -118,6 +120,7 @@ def load_weights(
     state = {name: torch.empty(found.shapes[name], dtype=dtype, device=device) for name in fresh}
     conversions: Counter[str] = Counter()
     not_finite: list[str] = []
+    looked_at: list[Tensor] = []
     for name, source in found.sources.items():
         if name not in fresh:
             stored = files.tensors[source]
@@ -127,6 +130,11 @@ def load_weights(
             if not is_finite(tensor):
                 not_finite.append(f"{source} (in {dtype})" if is_finite(stored.read()) else source)
             state[name] = tensor.to(device)
+            looked_at.append(tensor)
+            if sum(tensor.nbytes for tensor in looked_at) > LOOKED_AT:
+                let_go(looked_at)
+                looked_at.clear()
+    let_go(looked_at)
     if not_finite:
         logger.warning(
             "%s: NaN or infinite numbers in %s: results will be no numbers either", files.path, few(not_finite)

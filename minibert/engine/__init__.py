@@ -13,8 +13,9 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from minibert.checkpoint.pages import let_go
 from minibert.engine.kernels import kernel_for
-from minibert.engine.layers import take_over
+from minibert.engine.layers import FastLayer
 from minibert.errors import MinibertError
 from minibert.model.encoder import BertEncoder, BertLayer
 from minibert.model.pretrained import BertPreTrainedModel
@@ -40,12 +41,22 @@ def optimize(model: Model, precision: str = "fp32", threads: int | None = None) 
         MinibertError: an option that is none, or that this machine cannot do.
     """
     check_precision(precision)
+    if threads is not None:
+        set_threads(threads)
+    return _optimized(model, precision, is_spent=False)
+
+
+def optimize_spent(model: Model, precision: str) -> Model:
+    """The same for a model as it came from its file, which nobody will use again: its memory is let go on the way."""
+    return _optimized(model, precision, is_spent=True)
+
+
+def _optimized(model: Model, precision: str, *, is_spent: bool) -> Model:
+    check_precision(precision)
     if model.engine is not None:
         raise MinibertError(f"expected a plain model, got one that was optimized already ({model.engine})")
     if model.dtype != torch.float32:
         raise MinibertError(f"expected a model in float32, got {model.dtype}; load it with dtype=torch.float32")
-    if threads is not None:
-        set_threads(threads)
     fast = inference_copy(model)
     on_gpu = model.device.type != "cpu"
     if precision in HALF:
@@ -64,9 +75,11 @@ def optimize(model: Model, precision: str = "fp32", threads: int | None = None) 
         if kernel is None:
             raise MinibertError(f"precision {precision}: PyTorch has no kernel for it on this processor; take fp32")
         for encoder in (module for module in fast.modules() if isinstance(module, BertEncoder)):
-            for layer in encoder.layer:
+            for index, layer in enumerate(encoder.layer):
                 assert isinstance(layer, BertLayer)
-                take_over(layer, kernel)
+                weights = list(layer.parameters()) if is_spent else []
+                encoder.layer[index] = FastLayer(layer, kernel)
+                let_go(weights)
         engine = f"{precision} by {kernel.name}"
     for module in fast.modules():
         if isinstance(module, BertPreTrainedModel):

@@ -133,8 +133,8 @@ def rounded_to_bytes(x: Tensor) -> tuple[Tensor, float, int]:
     """
     if not x.numel():
         return x.to(torch.uint8), 1.0, 0
-    bounds = torch.stack(torch.aminmax(x)).tolist()
-    low, high = min(bounds[0], 0.0), max(bounds[1], 0.0)
+    lowest, highest = torch.aminmax(x)
+    low, high = min(lowest.item(), 0.0), max(highest.item(), 0.0)
     if not math.isfinite(high - low):
         raise MinibertError("int8: the hidden states hold NaN or infinity, so the model's weights are broken")
     scale = (high - low) / 255 or 1.0
