@@ -1,6 +1,6 @@
 """Make the model that ships with the package: generate its data, train it by its recipe, score it, write its card.
 
-python scripts/train_default_model.py [--sentences 300000] [--seed 0] [--resume] [--data FOLDER] [--install]
+python scripts/train_default_model.py [--sentences 450000] [--seed 0] [--resume | --score] [--data FOLDER] [--install]
 
 Everything it needs is here: templates and lists written for this project, in scripts/default_model. The result is
 build/default-model/model; with --install it takes the place of the one in the package. With --data naming a folder of
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -114,15 +115,14 @@ def rate(folder: Path) -> float:
 def hardware() -> str:
     """The processor by name, and how many threads PyTorch uses of it."""
     threads = torch.get_num_threads()
-    return f"{threads} threads of {machine(threads)['processor']}"
+    return f"{threads} thread{'s' if threads > 1 else ''} of {machine(threads)['processor']}"
 
 
-def facts(folder: Path, sentences: int, seed: int, minutes: float) -> Facts:
+def facts(folder: Path, training: dict[str, Any]) -> Facts:
     config = BertConfig.from_pretrained(folder)
-    made = Generator("training", seed, novelty=NOVELTY)
+    made = Generator("training", training["seed"], novelty=NOVELTY)
     return Facts(
-        sentences=sentences,
-        seed=seed,
+        **training,
         templates=sum(map(len, made.templates.values())),
         words=sum(map(len, made.words.lists.values())),
         parameters=BertCrfForTokenClassification.from_pretrained(folder, dtype=torch.float16).num_parameters(),
@@ -132,7 +132,6 @@ def facts(folder: Path, sentences: int, seed: int, minutes: float) -> Facts:
         vocabulary=config.vocab_size,
         positions=config.max_position_embeddings,
         megabytes=sum(path.stat().st_size for path in folder.iterdir()) / 1e6,
-        minutes=minutes,
         hardware=hardware(),
         first=first_answer(folder),
         starts=STARTS,
@@ -143,15 +142,33 @@ def facts(folder: Path, sentences: int, seed: int, minutes: float) -> Facts:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sentences", type=int, default=300_000)
+    parser.add_argument("--sentences", type=int, default=450_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--resume", action="store_true", help="go on from the last checkpoint of a run that was stopped"
     )
+    parser.add_argument("--score", action="store_true", help="only score what was trained, and write its card anew")
     parser.add_argument("--data", type=Path, help="a folder with resume_ner/test.char.bmes")
     parser.add_argument("--install", action="store_true", help="put the result in the package")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
     options = parser.parse_args()
+    if not options.score:
+        make(options)
+    folder = BUILD / "model"
+    evaluations = scores(folder, options.data)
+    for name, evaluation in evaluations.items():
+        print(f"== {name} ==", *evaluation.lines(), sep="\n")
+        evaluation.write_page(BUILD / f"{name}.html", name)
+    found = facts(folder, json.loads((BUILD / "training.json").read_text(encoding="utf-8")))
+    (folder / "README.md").write_text(card(found, evaluations), encoding="utf-8")
+    if options.install:
+        shutil.rmtree(DEFAULT_MODEL, ignore_errors=True)
+        shutil.copytree(folder, DEFAULT_MODEL)
+    print(f"{folder}: trained in {found.minutes:.0f} minutes")
+
+
+def make(options: argparse.Namespace) -> None:
+    """Data, training, and the model as it ships; what the card says of them."""
     start = time.time()
     if not options.resume:
         shutil.rmtree(BUILD, ignore_errors=True)
@@ -163,19 +180,10 @@ def main() -> None:
     settings = [f"training.seed={options.seed}", *options.settings]
     recipe = Recipe.from_file(ROOT / "configs" / "default-model.toml", settings)
     train(recipe, resume=options.resume)
-    minutes = (time.time() - start) / 60
-    folder = BUILD / "model"
-    pack(Path(recipe.training.output_dir), folder)
-    evaluations = scores(folder, options.data)
-    for name, evaluation in evaluations.items():
-        print(f"== {name} ==", *evaluation.lines(), sep="\n")
-        evaluation.write_page(BUILD / f"{name}.html", name)
-    found = facts(folder, options.sentences, options.seed, minutes)
-    (folder / "README.md").write_text(card(found, evaluations), encoding="utf-8")
-    if options.install:
-        shutil.rmtree(DEFAULT_MODEL, ignore_errors=True)
-        shutil.copytree(folder, DEFAULT_MODEL)
-    print(f"{folder}: trained in {minutes:.0f} minutes")
+    pack(Path(recipe.training.output_dir), BUILD / "model")
+    told = {"sentences": options.sentences, "seed": options.seed, "minutes": (time.time() - start) / 60}
+    told["trained_on"] = hardware()
+    (BUILD / "training.json").write_text(json.dumps(told) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

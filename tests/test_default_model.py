@@ -32,13 +32,16 @@ TYPES = set(ORDER)
 HELD_OUT_SEED = 7
 WORDS_OF_ENTITIES = "老师 记者 司机 医生 董事长 总经理 中共党员 本科学历 硕士 博士 汉族 北京 上海 美国"
 NO_NETWORK = "import socket; socket.socket.connect = None"
-# Lists that are complete by nature, or parts that any name may have: the held-out sentences share them.
+# Vocabulary: lists that are soon complete (countries, cities, trades, fields of study), or parts that any name may
+# have. The held-out sentences share them; they do not share names of people, organisations and small places.
 CLOSED = {
     *("surnames", "double_surnames", "nickname_prefixes", "kin_suffixes", "provinces", "countries", "nationalities"),
     *("races", "degrees", "company_suffixes", "company_branches", "generic_orgs", "department_kinds"),
     *("school_suffixes", "hospitals", "government_departments", "hospital_departments", "title_ranks"),
     *("title_prefixes", "titles_party", "titles_short", "rank_fields", "title_fields"),
-    *("department_fields", "company_industries", "faculties"),
+    *("department_fields", "company_industries", "faculties", "majors"),
+    *("titles_company", "titles_academic", "titles_government", "titles_everyday"),
+    *("cities", "foreign_cities", "regions", "scenic"),
     *("common_nouns", "common_abstract", "common_verbs", "common_adjectives"),
 }
 
@@ -184,7 +187,7 @@ def test_scores_on_hand_written_sentences(classifier: TokenClassifier) -> None:
 def test_scores_on_held_out_lists_and_templates(classifier: TokenClassifier) -> None:
     texts = Generator("heldout", HELD_OUT_SEED, novelty=0.0).sentences(2000)
     f1 = evaluate(classifier, examples_of(texts)).scores["strict"]["micro"]["f1"]
-    assert f1 >= 0.90  # 0.95 is what is aimed at
+    assert f1 >= 0.95
     assert abs(f1 - card_scores()["generated, held out"]) < 0.005
 
 

@@ -67,7 +67,7 @@ longer texts are read in windows. Training starts from heads that look at neighb
 labels (`crf.*`; programs that do not know it use the logits under it). Weights are stored in half precision,
 {megabytes:.1f} MB with all files; on a CPU they are used in float32.
 
-Training took {minutes:.0f} minutes on {hardware}.
+Training took {minutes:.0f} minutes on {trained_on}.
 
 ## Speed
 
@@ -80,8 +80,10 @@ Of whole entities with the right type: strict precision, recall and F1. Lenient 
 """
 SETS = {
     "generated, held out": "Sentences generated from lists and templates that training does not use. Lists that are "
-    "complete by nature (surnames, countries, ethnic groups, degrees) and parts that names are put together from "
-    "(industries, endings of schools and companies, fields of departments) are shared.",
+    "vocabulary rather than names (surnames, ethnic groups, degrees, posts and trades, fields of study, countries, "
+    "large cities, mountains and rivers) and parts that names are put together from (industries, endings of schools "
+    "and companies, fields of departments) are shared; words for people, companies, schools, offices, media, shops, "
+    "districts, towns, villages and streets are not.",
     "hand-written": "`tests/default_model_sentences.txt`: written by hand, apart from the templates, and not used in "
     "training.",
     "Resume NER, test": "The real test set of Resume NER (Zhang and Yang, 2018), by characters. It was measured with "
@@ -105,6 +107,7 @@ class Facts:
     positions: int
     megabytes: float
     minutes: float
+    trained_on: str
     hardware: str
     first: float
     starts: int

@@ -18,7 +18,7 @@ from minibert.text.labels import Span
 HERE = Path(__file__).parent
 SLOT = re.compile(r"\{([A-Za-z]+)(?::([a-z]+))?\}")
 STYLES = {  # in a hundred and some texts
-    "cv": 30, "news": 17, "notice": 9, "chat": 10, "everyday": 13, "list": 5, "plain": 9, "short": 9, "words": 7,
+    "cv": 30, "news": 17, "notice": 9, "chat": 10, "everyday": 13, "list": 5, "plain": 10, "short": 9, "words": 7,
 }  # fmt: skip
 # Lists of words that are no entities.
 COMMON = ("common_nouns", "common_abstract", "common_verbs", "common_adjectives")
@@ -75,7 +75,7 @@ class Generator:
                 if text.text[-1] not in "。！？!?；;.…":
                     text += Text(self.random.choice("。。，； \n"), ())
                 text += self._sentence(style)
-            yield self._typed(self._loosened(text) if self.words.maybe(self.words.novelty * 0.6) else text)
+            yield self._typed(self._loosened(text) if self.words.maybe(self.words.novelty) else text)
 
     def _sentence(self, style: str) -> Text:
         return self._strung() if style == "words" else self.fill(self.random.choice(self.templates[style]))
@@ -87,7 +87,7 @@ class Generator:
             result += Text(self.words.any(*COMMON), ())
             if self.words.maybe(0.3):
                 result += Text(self.random.choice("，，、。的了和在是也 "), ())
-            if self.words.maybe(0.1):
+            if self.words.maybe(0.15):
                 kind = self.random.choice(("NAME", "NAME", "LOC", "ORG", "TITLE"))
                 result += self.fill("{" + kind + "}")
         return result

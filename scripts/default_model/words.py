@@ -89,7 +89,7 @@ class Words:
         return self.draw.choice(common) if self.maybe(0.6) else self.any("surnames")
 
     def given(self) -> str:
-        if self.maybe(self.novelty * 0.7):
+        if self.maybe(self.novelty):
             return self.novel(1, 2)
         if self.maybe(0.4):
             return self.any("given_names")
@@ -463,7 +463,8 @@ class Words:
                         f"{year}年{month}月{day}日",
                         f"{month}月{day}日",
                         f"{month}月{day}号",
-                        draw.choice(["昨天", "明天", "今天", "下周三", "周末", "上个月", "本月底", "去年"]),
+                        draw.choice(["昨天", "明天", "今天", "周末", "上个月", "本月底", "去年", f"{month}月"]),
+                        draw.choice(("周", "周", "星期", "下周", "上周")) + draw.choice("一二三四五六"),
                     )
                 )
             case "dateslash":
