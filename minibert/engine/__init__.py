@@ -15,9 +15,9 @@ from torch import nn
 
 from minibert.checkpoint.pages import let_go
 from minibert.engine.kernels import kernel_for
-from minibert.engine.layers import FastLayer
+from minibert.engine.layers import FastEncoder, FastLayer
 from minibert.errors import MinibertError
-from minibert.model.encoder import BertEncoder, BertLayer
+from minibert.model.encoder import BertEncoder, BertLayer, BertModel
 from minibert.model.pretrained import BertPreTrainedModel
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -80,6 +80,9 @@ def _optimized(model: Model, precision: str, *, is_spent: bool) -> Model:
                 weights = list(layer.parameters()) if is_spent else []
                 encoder.layer[index] = FastLayer(layer, kernel)
                 let_go(weights)
+        for module in list(fast.modules()):
+            if isinstance(module, BertModel):
+                module.encoder = FastEncoder(module.encoder)
         engine = f"{precision} by {kernel.name}"
     for module in fast.modules():
         if isinstance(module, BertPreTrainedModel):

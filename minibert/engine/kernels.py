@@ -180,6 +180,8 @@ def _works(kernel: type[Kernel]) -> bool:
 
 def joined(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of several Linears of one input as those of one."""
+    if len(linears) == 1:
+        return linears[0].weight.detach(), None if linears[0].bias is None else linears[0].bias.detach()
     weight = torch.cat([linear.weight.detach() for linear in linears])
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
     return weight, torch.cat(biases) if biases else None

@@ -29,6 +29,7 @@ from minibert.engine.kernels import (
     kernel_for,
     rounded_to_bytes,
 )
+from minibert.engine.layers import FastLayer, rounding
 from minibert.model.crf import BertCrfForTokenClassification
 
 SIZES: dict[str, Any] = {
@@ -147,6 +148,36 @@ def test_int8_is_close_smaller_and_the_same_each_time() -> None:
         nn.Linear,
         nn.Embedding,
     }
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted"),
+    [(1, 8), (8, 8), (9, 8), (255, 8), (511, 8), (512, 16), (1023, 16), (1024, 32), (3662, 64), (4096, 128)],
+)
+def test_rows_are_rounded_to_few_different_numbers(tokens: int, wanted: int) -> None:
+    assert rounding(tokens) == wanted
+    assert -tokens % rounding(tokens) < max(8, tokens / 31)
+
+
+@pytest.mark.parametrize("lengths", [[13, 9, 1, 0], [13, 13, 13, 13], [3, 0, 0, 0], [0, 0, 0, 0], [8, 0, 0, 0]])
+def test_rounding_changes_no_number(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = BertForTokenClassification(BertConfig(**SIZES)).eval()
+    fast = optimize(plain)
+    rows: list[int] = []
+    forward = FastLayer.forward
+
+    def counted(self: FastLayer, hidden_states: Tensor, *rest: Any) -> Any:
+        rows.append(len(hidden_states))
+        return forward(self, hidden_states, *rest)
+
+    monkeypatch.setattr(FastLayer, "forward", counted)
+    ids = torch.randint(1, 101, (4, 13))
+    mask = (torch.arange(13) < torch.tensor(lengths)[:, None]).long()
+    with torch.no_grad():
+        same(fast(ids, attention_mask=mask), plain(ids, attention_mask=mask))
+    tokens = sum(lengths)
+    rounded = tokens + -tokens % 8
+    assert set(rows) == {tokens if tokens == 52 or rounded > 2 * tokens else rounded}  # 52: no padding, no packing
 
 
 def test_the_int8_kernel_is_the_one_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
