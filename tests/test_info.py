@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from minibert import BertConfig, BertForPreTraining, CheckpointError, info
 from minibert.cli import main
+from minibert.engine.kernels import has_vnni
 from minibert.info import describe, engine_lines
+from minibert.threads import default_threads
 from tagger import LABELS, VOCABULARY, write_checkpoint
 
 
@@ -131,8 +133,8 @@ def test_the_engine_says_what_runs_each_precision(monkeypatch: pytest.MonkeyPatc
     lines = dict(line.split(maxsplit=1) for line in engine_lines())
     assert lines.keys() == {"gpu", "threads", "fp32", "int8", "bf16", "fp16", "VNNI"}
     assert lines["fp32"] == "prepacked oneDNN, on the CPU"
-    assert lines["int8"] == "dynamic quantization, on the CPU"
-    assert lines["threads"].startswith(f"{torch.get_num_threads()} of ")
+    assert lines["int8"] == f"{'oneDNN int8' if has_vnni() else 'dynamic quantization'}, on the CPU"
+    assert lines["threads"].startswith(f"{default_threads()} for ")
     if not torch.cuda.is_available():
         assert lines["bf16"] == "no, it wants a GPU"
     monkeypatch.setattr(info, "kernel_for", lambda precision: None)
