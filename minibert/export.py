@@ -29,7 +29,7 @@ from minibert.engine.onnx import CRF_NAME, CRF_PARTS, DATA_NAME, INPUTS, ONNX_NA
 from minibert.errors import CheckpointError, MinibertError, first_line
 from minibert.hub import DEFAULT_MODEL, Source
 from minibert.model.crf import BertCrfForTokenClassification
-from minibert.model.heads import BertForTokenClassification
+from minibert.model.heads import BertForTokenClassification, named_class
 from minibert.model.pretrained import BertPreTrainedModel
 from minibert.predict import TokenClassifier
 from minibert.quiet import quiet
@@ -173,9 +173,8 @@ def _load(source: Source) -> BertPreTrainedModel:
     """The plain model in float32 on the CPU, whole."""
     with source.unchanged():
         config = BertConfig.from_pretrained(source)
-        name = next(iter(config.architectures or ()), "BertModel")
-        kind = getattr(minibert, name, None)
-        if not (isinstance(kind, type) and issubclass(kind, BertPreTrainedModel)):
+        name, kind = named_class(config)
+        if kind is None:
             raise CheckpointError(f"{source}: expected a BERT of minibert in architectures, got {name}")
         if name == "BertForMultipleChoice":
             raise CheckpointError(f"{source}: {name} cannot be exported; its inputs have a third axis")

@@ -16,22 +16,11 @@ from minibert.engine import HALF, PRECISIONS
 from minibert.engine.kernels import has_vnni, kernel_for
 from minibert.errors import CheckpointError, ConfigError
 from minibert.hub import Source
-from minibert.model import heads
 from minibert.model.encoder import BertModel
+from minibert.model.heads import MODELS
 from minibert.model.pretrained import BertPreTrainedModel
 from minibert.text.tokenizer import cannot_spell_capitals, load_tokenizer, lower_cases
 from minibert.threads import default_threads, usable_cores
-
-MODELS: tuple[type[BertPreTrainedModel], ...] = (
-    BertModel,
-    heads.BertForTokenClassification,
-    heads.BertForMaskedLM,
-    heads.BertForPreTraining,
-    heads.BertForNextSentencePrediction,
-    heads.BertForSequenceClassification,
-    heads.BertForMultipleChoice,
-    heads.BertForQuestionAnswering,
-)
 
 
 def describe(name_or_path: str | os.PathLike[str], **where: Any) -> Iterator[str]:
@@ -67,9 +56,9 @@ def describe(name_or_path: str | os.PathLike[str], **where: Any) -> Iterator[str
         for path in paths:
             yield _line("", f"{path.name}, {path.stat().st_size:,} bytes")
         yield from _tokenizer_lines(source, config, warnings)
-        for model_class in MODELS:
-            title = "tasks" if model_class is MODELS[0] else ""
-            yield _line(title, f"{model_class.__name__}: {_task(model_class, config, files)}")
+        for name, model_class in MODELS.items():
+            title = "tasks" if model_class is BertModel else ""
+            yield _line(title, f"{name}: {_task(model_class, config, files)}")
         broken = [name for name, tensor in files.tensors.items() if not is_finite(tensor.read())]
     if broken:
         warnings.append(f"NaN or infinite numbers in {few(broken)}")

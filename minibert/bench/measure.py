@@ -271,6 +271,9 @@ def _training_steps(setting: Setting, labelled: Path | None, progress: Callable[
     else:
         with quiet():
             rows = rows_of_file(setting, str(labelled))
+    least = (WARM_UP + 1) * BATCH_SIZE
+    if len(rows) < least:
+        raise MinibertError(f"workload train: expected at least {least} rows of labelled text, got {len(rows)}")
     steps: dict[str, Steps] = {}
     for name, run in TRAINERS.items():
         progress(f"train: {name}")

@@ -68,7 +68,12 @@ def timed(command: list[str], threads: int) -> tuple[float, float]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     launcher = [sys.executable, "-S", "-c", LAUNCHER, *command]
     told = subprocess.run(launcher, env=environment, capture_output=True, text=True, check=True).stdout  # noqa: S603
-    status, seconds, kilobytes = told.split()
+    status, seconds, peak = told.split()
     if int(status):
         raise subprocess.CalledProcessError(int(status), command)
-    return float(seconds), int(kilobytes) / 1e3
+    return float(seconds), megabytes(int(peak))
+
+
+def megabytes(peak: int) -> float:
+    """What `ru_maxrss` is in: kilobytes, and on a Mac bytes."""
+    return peak / (1e6 if sys.platform == "darwin" else 1e3)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import statistics
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 
 from minibert.bench.peers import PEERS, Logits, Run, Setting
+from minibert.bench.processes import megabytes
 from minibert.bench.workloads import Workload
 from minibert.errors import MinibertError
 from minibert.quiet import quiet
@@ -105,7 +105,7 @@ def _turn(run: Run, workload: Workload) -> tuple[float, float]:
         for batch in workload.batches:
             run(batch)
 
-    return timed_turn(once), peak_megabytes()
+    return timed_turn(once), megabytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def timed_turn(once: Callable[[], object]) -> float:
@@ -121,9 +121,3 @@ def timed_turn(once: Callable[[], object]) -> float:
         once()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
-
-
-def peak_megabytes() -> float:
-    """The most memory that this process held."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1e6 if sys.platform == "darwin" else 1e3)

@@ -40,23 +40,22 @@ def optimize(model: Model, precision: str = "fp32", threads: int | None = None) 
     Raises:
         MinibertError: an option that is none, or that this machine cannot do.
     """
-    check_precision(precision)
-    if threads is not None:
-        set_threads(threads)
-    return _optimized(model, precision, is_spent=False)
+    return _optimized(model, precision, threads, is_spent=False)
 
 
 def optimize_spent(model: Model, precision: str) -> Model:
     """The same for a model as it came from its file, which nobody will use again: its memory is let go on the way."""
-    return _optimized(model, precision, is_spent=True)
+    return _optimized(model, precision, threads=None, is_spent=True)
 
 
-def _optimized(model: Model, precision: str, *, is_spent: bool) -> Model:
+def _optimized(model: Model, precision: str, threads: int | None, *, is_spent: bool) -> Model:
     check_precision(precision)
     if model.engine is not None:
         raise MinibertError(f"expected a plain model, got one that was optimized already ({model.engine})")
     if model.dtype != torch.float32:
         raise MinibertError(f"expected a model in float32, got {model.dtype}; load it with dtype=torch.float32")
+    if threads is not None:
+        set_threads(threads)
     fast = inference_copy(model)
     on_gpu = model.device.type != "cpu"
     if precision in HALF:

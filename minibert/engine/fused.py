@@ -32,7 +32,7 @@ class FusedSelfAttention(BertSelfAttention):
         self, hidden_states: Tensor, packing: Packing, output_attentions: bool = False
     ) -> tuple[Tensor, None]:
         if output_attentions:
-            raise MinibertError("output_attentions: a fused attention has no weights to give; export with fused=False")
+            raise MinibertError("output_attentions: a fused attention has no weights; export with portable=True")
         assert packing.mask is not None
         context: Tensor = torch.onnx.ops.symbolic(
             "com.microsoft::Attention",

@@ -18,13 +18,17 @@ from minibert.model.encoder import BertEncoder, BertIntermediate, BertLayer, Ber
 from minibert.model.packing import Packing
 
 
+def _begin_like(module: nn.Module, plain: nn.Module) -> None:
+    """Begins a module with the settings of another one, and none of its parameters and parts."""
+    nn.Module.__init__(module)
+    vars(module).update({name: value for name, value in vars(plain).items() if not name.startswith("_")})
+
+
 class FastSelfAttention(BertSelfAttention):
     """Query, key and value by one product; the attention itself is that of the plain model."""
 
     def __init__(self, plain: BertSelfAttention, kernel: type[Kernel]) -> None:
-        nn.Module.__init__(self)
-        settings = {name: value for name, value in vars(plain).items() if not name.startswith("_")}
-        vars(self).update(settings)
+        _begin_like(self, plain)
         self.out_proj = nn.Identity()
         self.bias_k = self.bias_v = None
         self.qkv = kernel(*joined([plain.query, plain.key, plain.value]))
@@ -73,8 +77,7 @@ class FastEncoder(BertEncoder):
     """
 
     def __init__(self, plain: BertEncoder) -> None:
-        nn.Module.__init__(self)
-        vars(self).update({name: value for name, value in vars(plain).items() if not name.startswith("_")})
+        _begin_like(self, plain)
         self.layer = plain.layer
 
     def forward(
@@ -102,7 +105,7 @@ class FastLayer(BertLayer):
     """
 
     def __init__(self, plain: BertLayer, kernel: type[Kernel]) -> None:
-        nn.Module.__init__(self)
+        _begin_like(self, plain)
         attention = self.attention = plain.attention
         attention.self = FastSelfAttention(attention.self, kernel)
         attention.output = FastOutput(attention.output, kernel)  # type: ignore[assignment]

@@ -410,3 +410,24 @@ def _position_loss(logits: Tensor, positions: Tensor, real: Tensor, num_items: i
     is_real = (positions == inside) & real.gather(1, inside[:, None]).squeeze(1)
     scores = logits.masked_fill(~real, torch.finfo(logits.dtype).min)
     return classification_loss(scores, inside.masked_fill(~is_real, IGNORED_LABEL), num_items)
+
+
+MODELS: dict[str, type[BertPreTrainedModel]] = {
+    kind.__name__: kind
+    for kind in (
+        BertModel,
+        BertForTokenClassification,
+        BertForMaskedLM,
+        BertForPreTraining,
+        BertForNextSentencePrediction,
+        BertForSequenceClassification,
+        BertForMultipleChoice,
+        BertForQuestionAnswering,
+    )
+}
+
+
+def named_class(config: BertConfig) -> tuple[str, type[BertPreTrainedModel] | None]:
+    """The class that a checkpoint names in `architectures`, "BertModel" if none, and ours of that name, if any."""
+    name = next(iter(config.architectures or ()), BertModel.__name__)
+    return name, MODELS.get(name)

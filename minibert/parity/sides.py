@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import minibert
 from minibert.checkpoint.loading import few
 from minibert.config import BertConfig
 from minibert.engine import optimize
 from minibert.errors import MinibertError
-from minibert.model.pretrained import BertPreTrainedModel
+from minibert.model.heads import MODELS, named_class
 from minibert.parity.points import Names
 from minibert.parity.tracing import Side
 
@@ -47,9 +46,8 @@ def dtype_of(name: str | torch.dtype) -> torch.dtype:
 
 def head_of(place: Place) -> str:
     """The class that a checkpoint names in `architectures`; "BertModel", with a notice, for one that is not ours."""
-    name = next(iter(BertConfig.from_pretrained(place).architectures or ()), "BertModel")
-    model_class = getattr(minibert, name, None)
-    if not (isinstance(model_class, type) and issubclass(model_class, BertPreTrainedModel)):
+    name, model_class = named_class(BertConfig.from_pretrained(place))
+    if model_class is None:
         logger.warning("%s: the head of %s is not compared, only the encoder", place, name)
         return "BertModel"
     return name
@@ -59,7 +57,7 @@ def in_minibert(
     place: Place, head: str, *, dtype: torch.dtype, attention: str, device: str | None, engine: str | None = None
 ) -> tuple[Side, list[str]]:
     """A checkpoint in minibert, or in an engine, and the parameters that it lacks."""
-    model, report = getattr(minibert, head).from_pretrained(
+    model, report = MODELS[head].from_pretrained(
         place, dtype=dtype, attn_implementation=attention, device=device, output_loading_info=True
     )
     title = f"{place} in minibert, {str(dtype).removeprefix('torch.')}"
@@ -97,7 +95,7 @@ def of_module(
     first = next(iter(model.parameters()), torch.empty(0))
     if device is not None and first.device.type != torch.device(device).type:
         raise MinibertError(f"device: the module is on {first.device}, move it to {device} first")
-    known = type(model).__name__ if hasattr(minibert, type(model).__name__) else head
+    known = type(model).__name__ if type(model).__name__ in MODELS else head
     engine = getattr(model, "engine", None)
     title = (
         f"{type(model).__module__.split('.')[0]}.{type(model).__name__}, {engine or str(dtype).removeprefix('torch.')}"

@@ -222,6 +222,14 @@ def test_loading_and_training_steps_are_timed(tmp_path: Path) -> None:
     assert train["timings"]["transformers"]["difference"] is None
 
 
+def test_too_few_rows_to_train_on_are_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "tagger", max_position_embeddings=64)
+    gold = tmp_path / "gold.txt"
+    gold.write_text("张 B-PER\n三 I-PER\n\n" * 95, encoding="utf-8")
+    with pytest.raises(MinibertError, match="workload train: expected at least 96 rows of labelled text, got 95"):
+        bench(tmp_path / "tagger", ["train"], labelled=gold)
+
+
 def test_training_rows_are_random_but_the_same_without_a_file() -> None:
     (mixed,) = workloads(300, ["mixed"])
     rows, again = (rows_of_workload(mixed, 18) for _ in range(2))
