@@ -48,6 +48,7 @@ logger = logging.getLogger("minibert")
 
 STRIDE = 64  # tokens that two windows of a long text share, so that each is read with context on both sides
 SMALL_BATCH = 256  # cells, up to which one more call of the model costs more than padding
+CPU_CELLS, GPU_CELLS = 2048, 16384  # of a batch; on a CPU int8 loses a tenth with twice as many
 READ_AHEAD = 16  # batches of text that are read before they are sorted by length
 ENGINES = ("torch", "onnx")
 OTHER_CLASSIFIERS = {"BertForSequenceClassification", "BertForMultipleChoice"}  # their heads have the same name
@@ -71,8 +72,8 @@ class TokenClassifier:
         scheme: as for `text.labels.LabelSet`.
         stride: tokens that two windows share; default 64, or a quarter of a short window.
         allow_windows: if False, a text longer than the model is an error instead.
-        max_tokens_per_batch: cells, padding included, that go through the model at once; the default is the fastest for
-            BERT-base on a CPU (docs/benchmarks), where int8 loses a tenth with twice as many; a GPU wants more.
+        max_tokens_per_batch: cells, padding included, that go through the model at once; default 2,048, the fastest for
+            BERT-base on a CPU (docs/benchmarks), or 16,384 on a GPU.
         split_mode: "text" or "characters"; default what the model was trained with (`split_mode` in its config),
             else "text".
 
@@ -93,7 +94,7 @@ class TokenClassifier:
         scheme: str = "auto",
         stride: int | None = None,
         allow_windows: bool = True,
-        max_tokens_per_batch: int = 2048,
+        max_tokens_per_batch: int | None = None,
         split_mode: str | None = None,
     ) -> None:
         config = model.config
@@ -106,6 +107,10 @@ class TokenClassifier:
         ):
             if value not in allowed:
                 raise MinibertError(f"{name}: expected {', '.join(allowed)}, got {value!r}")
+        if max_tokens_per_batch is None:
+            max_tokens_per_batch = (
+                CPU_CELLS if isinstance(model, OnnxModel) or model.device.type == "cpu" else GPU_CELLS
+            )
         if max_tokens_per_batch < 1:
             raise MinibertError(f"max_tokens_per_batch: expected at least 1, got {max_tokens_per_batch}")
         self.model, self.tokenizer = model, tokenizer
@@ -140,7 +145,7 @@ class TokenClassifier:
         scheme: str = "auto",
         stride: int | None = None,
         allow_windows: bool = True,
-        max_tokens_per_batch: int = 2048,
+        max_tokens_per_batch: int | None = None,
         split_mode: str | None = None,
         **options: Any,
     ) -> TokenClassifier:

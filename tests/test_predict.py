@@ -123,6 +123,15 @@ def test_any_scheme(tmp_path: Path) -> None:  # D05
             assert spans(classifier("张三李京京我")) == [("PER", 0, 3), ("LOC", 3, 4), ("LOC", 4, 5)]
 
 
+@pytest.mark.parametrize(("device", "cells"), [("cpu", 2048), ("cuda", 16384)])
+def test_batches_are_larger_on_a_gpu(
+    device: str, cells: int, classifier: TokenClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BertForTokenClassification, "device", torch.device(device))
+    assert TokenClassifier(classifier.model, classifier.tokenizer).max_tokens_per_batch == cells
+    assert TokenClassifier(classifier.model, classifier.tokenizer, max_tokens_per_batch=7).max_tokens_per_batch == 7
+
+
 def test_a_batch_gives_what_each_text_gives_alone_in_order(classifier: TokenClassifier) -> None:  # D14
     texts = ["北京好", "我喜欢上海和北京" * 5, "", "张三住医院和京", "今天" * 150]
     alone = [classifier(text) for text in texts]

@@ -7,6 +7,7 @@ everything else is the plain model's own code.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TypeVar
 
@@ -14,9 +15,11 @@ import torch
 from torch import nn
 
 from minibert.checkpoint.pages import let_go
-from minibert.engine.kernels import kernel_for
+from minibert.engine.graphs import GraphedEncoder
+from minibert.engine.kernels import Kernel, PlainLinear, kernel_for
 from minibert.engine.layers import FastEncoder, FastLayer
 from minibert.errors import MinibertError
+from minibert.model.attention import fits_varlen
 from minibert.model.encoder import BertEncoder, BertLayer, BertModel
 from minibert.model.pretrained import BertPreTrainedModel
 
@@ -29,7 +32,7 @@ def optimize(model: Model, precision: str = "fp32", threads: int | None = None) 
     """An inference model with the same `forward` and outputs, run by the fastest kernels there are here.
 
     Embeddings and heads are shared with `model`; the layers' weights are copies, so `model` may be let go. What comes
-    back can neither be trained nor saved; `.engine` says what runs it.
+    back can neither be trained nor saved nor moved; `.engine` says what runs it.
 
     Args:
         model: a model of minibert in float32.
@@ -57,36 +60,53 @@ def _optimized(model: Model, precision: str, threads: int | None, *, is_spent: b
     if threads is not None:
         set_threads(threads)
     fast = inference_copy(model)
-    on_gpu = model.device.type != "cpu"
-    if precision in HALF:
-        if not on_gpu:
-            raise MinibertError(f"precision {precision} is for a GPU; on a CPU take fp32, or int8 for speed")
-        fast.to(HALF[precision])
-        attention = "varlen" if has_varlen(fast.device) else "sdpa"
-        fast.set_attn_implementation(attention)
-        engine = f"{precision} by PyTorch, {attention} attention"
-    elif on_gpu:
-        if precision == "int8":
-            raise MinibertError("precision int8 is for a CPU; on a GPU take bf16 or fp16 for speed")
-        engine = "fp32 by PyTorch"
-    else:
-        kernel = kernel_for(precision)
-        if kernel is None:
-            raise MinibertError(f"precision {precision}: PyTorch has no kernel for it on this processor; take fp32")
-        for encoder in (module for module in fast.modules() if isinstance(module, BertEncoder)):
-            for index, layer in enumerate(encoder.layer):
-                assert isinstance(layer, BertLayer)
-                weights = list(layer.parameters()) if is_spent else []
-                encoder.layer[index] = FastLayer(layer, kernel)
-                let_go(weights)
-        for module in list(fast.modules()):
-            if isinstance(module, BertModel):
-                module.encoder = FastEncoder(module.encoder)
-        engine = f"{precision} by {kernel.name}"
+    engine = _for_cpu(fast, precision, is_spent) if model.device.type == "cpu" else _for_gpu(fast, precision)
     for module in fast.modules():
         if isinstance(module, BertPreTrainedModel):
             module.engine = engine
     return fast
+
+
+def _for_cpu(fast: BertPreTrainedModel, precision: str, is_spent: bool) -> str:
+    """Gives a model other layers; returns what runs it."""
+    if precision in HALF:
+        raise MinibertError(f"precision {precision} is for a GPU; on a CPU take fp32, or int8 for speed")
+    kernel = kernel_for(precision)
+    if kernel is None:
+        raise MinibertError(f"precision {precision}: PyTorch has no kernel for it on this processor; take fp32")
+    _replace_layers(fast, kernel, FastEncoder, is_spent)
+    return f"{precision} by {kernel.name}"
+
+
+def _for_gpu(fast: BertPreTrainedModel, precision: str) -> str:
+    """The same for a GPU."""
+    if precision == "int8":
+        raise MinibertError("precision int8 is for a CPU; on a GPU take bf16 or fp16 for speed")
+    if precision == "fp32":
+        _replace_layers(fast, PlainLinear, None)
+        return "fp32 by PyTorch"
+    fast.to(HALF[precision])
+    config = fast.config
+    is_varlen = has_varlen(fast.device) and fits_varlen(config.hidden_size // config.num_attention_heads)
+    fast.set_attn_implementation("varlen" if is_varlen else "sdpa")
+    _replace_layers(fast, PlainLinear, GraphedEncoder if is_varlen else None)
+    return f"{precision} by PyTorch, " + ("varlen attention, CUDA graphs" if is_varlen else "sdpa attention")
+
+
+def _replace_layers(
+    fast: BertPreTrainedModel,
+    kernel: type[Kernel],
+    encoder_type: Callable[[BertEncoder], BertEncoder] | None,
+    is_spent: bool = False,
+) -> None:
+    for model in [module for module in fast.modules() if isinstance(module, BertModel)]:
+        for index, layer in enumerate(model.encoder.layer):
+            assert isinstance(layer, BertLayer)
+            weights = list(layer.parameters()) if is_spent else []
+            model.encoder.layer[index] = FastLayer(layer, kernel)
+            let_go(weights)
+        if encoder_type is not None:
+            model.encoder = encoder_type(model.encoder)
 
 
 def check_precision(precision: str) -> None:

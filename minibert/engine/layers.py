@@ -18,7 +18,7 @@ from minibert.model.encoder import BertEncoder, BertIntermediate, BertLayer, Ber
 from minibert.model.packing import Packing
 
 
-def _begin_like(module: nn.Module, plain: nn.Module) -> None:
+def begin_like(module: nn.Module, plain: nn.Module) -> None:
     """Begins a module with the settings of another one, and none of its parameters and parts."""
     nn.Module.__init__(module)
     vars(module).update({name: value for name, value in vars(plain).items() if not name.startswith("_")})
@@ -28,7 +28,7 @@ class FastSelfAttention(BertSelfAttention):
     """Query, key and value by one product; the attention itself is that of the plain model."""
 
     def __init__(self, plain: BertSelfAttention, kernel: type[Kernel]) -> None:
-        _begin_like(self, plain)
+        begin_like(self, plain)
         self.out_proj = nn.Identity()
         self.bias_k = self.bias_v = None
         self.qkv = kernel(*joined([plain.query, plain.key, plain.value]))
@@ -77,7 +77,7 @@ class FastEncoder(BertEncoder):
     """
 
     def __init__(self, plain: BertEncoder) -> None:
-        _begin_like(self, plain)
+        begin_like(self, plain)
         self.layer = plain.layer
 
     def forward(
@@ -88,7 +88,7 @@ class FastEncoder(BertEncoder):
         spare = -tokens % rounding(tokens) if packing.lengths and not (need_weights or need_states) else 0
         if not 0 < spare <= tokens:
             return super().forward(hidden_states, packing, need_weights, need_states)
-        rounded = replace(packing, lengths=[*packing.lengths, spare], _boundaries=[])
+        rounded = replace(packing, lengths=[*packing.lengths, spare], _made={})
         result, _, _ = super().forward(torch.cat([hidden_states, hidden_states[:spare]]), rounded)
         return result[:tokens], [], []
 
@@ -105,7 +105,7 @@ class FastLayer(BertLayer):
     """
 
     def __init__(self, plain: BertLayer, kernel: type[Kernel]) -> None:
-        _begin_like(self, plain)
+        begin_like(self, plain)
         attention = self.attention = plain.attention
         attention.self = FastSelfAttention(attention.self, kernel)
         attention.output = FastOutput(attention.output, kernel)  # type: ignore[assignment]

@@ -18,6 +18,7 @@ from minibert.errors import MinibertError
 from minibert.model.packing import Packing
 
 VARLEN_DEVICE, VARLEN_DTYPES = "cuda", (torch.float16, torch.bfloat16)
+VARLEN_STEP, VARLEN_LARGEST = 8, 256  # channels of a head: a multiple of the one, no more than the other
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor | None]]
 
 
@@ -70,24 +71,34 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, boundaries: Tens
     Args:
         query, key, value: (T, H, D).
         boundaries: (N + 1,) int32, where each of N sequences begins, and T.
-        longest: tokens of the longest sequence.
+        longest: tokens of the longest sequence, or more.
 
     Returns:
         The context (T, H, D).
 
     Raises:
-        MinibertError: another device or dtype.
+        MinibertError: another device or dtype, or heads of a size that the kernel does not have.
     """
     if query.device.type != VARLEN_DEVICE or query.dtype not in VARLEN_DTYPES:
         raise MinibertError(
             f"attn_implementation 'varlen' needs float16 or bfloat16 on cuda, got {str(query.dtype).split('.')[-1]} on "
             f"{query.device.type}; take 'sdpa'"
         )
+    if not fits_varlen(query.shape[-1]):
+        raise MinibertError(
+            f"attn_implementation 'varlen' needs heads whose channels are a multiple of {VARLEN_STEP} and no more than "
+            f"{VARLEN_LARGEST}, got {query.shape[-1]}; take 'sdpa'"
+        )
     from torch.nn.attention.varlen import varlen_attn
 
     context = varlen_attn(query, key, value, boundaries, boundaries, longest, longest)
     assert isinstance(context, Tensor)
     return context
+
+
+def fits_varlen(head_size: int) -> bool:
+    """Whether the kernel of `varlen_attention` has heads of so many channels."""
+    return head_size % VARLEN_STEP == 0 and head_size <= VARLEN_LARGEST
 
 
 def _blocked(mask: Tensor) -> Tensor:
@@ -505,6 +516,8 @@ class BertSelfAttention(MultiHeadAttention):
             query, key, value = (x.unflatten(-1, (self.num_heads, -1)) for x in (query, key, value))
             boundaries, longest = packing.boundaries(query.device)
             return varlen_attention(query, key, value, boundaries, longest).flatten(1), None
+        if packing.lengths and _is_slow_to_call(query.device) and not output_attentions:
+            return self._attend_in_rows(query, key, value, packing), None
         if packing.lengths:
             context, matrices = self.attend_packed(query, key, value, packing.lengths, output_attentions)
             return context, packing.unpack_weights(matrices, self.num_heads) if output_attentions else None
@@ -514,7 +527,19 @@ class BertSelfAttention(MultiHeadAttention):
             weights = weights.masked_fill(packing.padding[:, None, :, None], 0)
         return context.flatten(0, 1), weights
 
+    def _attend_in_rows(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
+        """One call for all sequences, which get their padding back for it: (T, E) to (T, E)."""
+        rows, real = packing.in_rows(query.device)
+        query, key, value = (rows.unpack(x) for x in (query, key, value))
+        context, _ = self.attend(query, key, value, real)
+        return rows.pack(context)
+
     def _takes_varlen(self, packing: Packing, need_weights: bool) -> bool:
         """Its kernel has no weights to show or to drop, and no masks."""
         drops = self.training and self.dropout > 0
         return self.attn_implementation == "varlen" and packing.mask is None and not (need_weights or drops)
+
+
+def _is_slow_to_call(device: torch.device) -> bool:
+    """Whether a call for every sequence takes longer than computing padding: on a GPU, which waits for Python then."""
+    return device.type != "cpu"

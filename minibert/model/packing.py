@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ class Packing:
     indices: Tensor | None = None  # (T,) int64, the real tokens' places among the B * S cells
     mask: Tensor | None = None  # (B, 1 or H, 1 or S, S): bool, True = attend, or float, added to the scores
     padding: Tensor | None = None  # (B, S) bool, True = padding; only beside a `mask` made from it
-    _boundaries: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # once they were asked for
+    _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # what all layers ask for
 
     @classmethod
     def from_mask(cls, attention_mask: Tensor | None, batch_size: int, seq_len: int, num_heads: int) -> Packing:
@@ -87,6 +88,11 @@ class Packing:
             )
         return cls(batch_size, seq_len, counts)
 
+    @classmethod
+    def from_boundaries(cls, boundaries: Tensor, tokens: int, longest: int) -> Packing:
+        """Sequences whose lengths may change on the device, for attention "varlen" alone: what `boundaries` returns."""
+        return cls(1, tokens, _made={"boundaries": (boundaries, longest)})
+
     def by_sequence(self, device: torch.device) -> Packing:
         """The same tokens as a batch with a row for each sequence, as wide as the longest."""
         if self.indices is not None or not self.lengths:
@@ -107,9 +113,21 @@ class Packing:
         Made once, for all layers.
         """
         lengths = self.lengths or [self.seq_len] * self.batch_size
-        if not self._boundaries:
-            self._boundaries.append(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device))
-        return self._boundaries[0], max(lengths, default=0)
+        if "boundaries" not in self._made:
+            starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+            self._made["boundaries"] = starts, max(lengths, default=0)
+        return cast("tuple[Tensor, int]", self._made["boundaries"])
+
+    def in_rows(self, device: torch.device) -> tuple[Packing, Tensor]:
+        """The tokens as a batch with a row for each sequence, and (B, 1, 1, S) bool, True where a cell holds one.
+
+        Made once, for all layers.
+        """
+        if "rows" not in self._made:
+            rows = self.by_sequence(device)
+            real = rows.unpack(torch.ones(sum(self.lengths), dtype=torch.bool, device=device))
+            self._made["rows"] = rows, real[:, None, None, :]
+        return cast("tuple[Packing, Tensor]", self._made["rows"])
 
     @property
     def longest(self) -> int:

@@ -6,9 +6,9 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -269,6 +269,12 @@ class BertPreTrainedModel(nn.Module):
         if mode:
             self._refuse_if_optimized("trained")
         return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # What `to`, `half`, `cuda` ... call. The first parameter comes back itself if it stays where and as it is.
+        if self.engine is not None and fn(first := next(self.parameters())) is not first:
+            self._refuse_if_optimized("moved or converted")
+        return cast("Self", super()._apply(fn, recurse))  # type: ignore[no-untyped-call]
 
     def _refuse_if_optimized(self, what: str) -> None:
         if self.engine is not None:

@@ -262,9 +262,17 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         optimize(fast)
     with pytest.raises(MinibertError, match="expected a model in float32, got torch"):
         optimize(BertModel(BertConfig(**SIZES)).half())
-    for refused in (fast.train, lambda: fast.save_pretrained(tmp_path / "model")):
-        with pytest.raises(MinibertError, match=r"an optimized model .* cannot be (trained|saved)"):
+    for refused, what in (
+        (fast.train, "trained"),
+        (lambda: fast.save_pretrained(tmp_path / "model"), "saved"),
+        (fast.half, "moved or converted"),
+        (lambda: fast.to("meta"), "moved or converted"),
+        (fast.double, "moved or converted"),
+    ):
+        with pytest.raises(MinibertError, match=f"an optimized model .* cannot be {what}; take the one it was made"):
             refused()
+    assert fast.to("cpu").float() is fast
+    assert fast.dtype == torch.float32
     assert not (tmp_path / "model").exists()
     assert fast.eval() is fast
 

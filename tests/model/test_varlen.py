@@ -3,69 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import varlen
 
 from minibert import BertConfig, BertForTokenClassification, MinibertError
-from minibert.model import attention
-from minibert.model.attention import BertSelfAttention
+from minibert.model.attention import BertSelfAttention, fits_varlen
 from minibert.model.packing import Packing
+from varlen_kernel import StandIn, stand_in
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 99, "hidden_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 33,
+    "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 33,
     "max_position_embeddings": 16, "num_labels": 18, "initializer_range": 0.3,
 }  # fmt: skip
 
 
-class StandIn:
-    """`varlen_attn` as its documentation has it, one sequence after another."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[list[int], int]] = []
-        self.boundaries: list[Tensor] = []
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seq_q: Tensor,
-        cu_seq_k: Tensor | None,
-        max_q: int,
-        max_k: int,
-        **options: Any,
-    ) -> Tensor:
-        assert cu_seq_k is not None
-        assert not options
-        assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
-        assert torch.equal(cu_seq_q, cu_seq_k)
-        assert max_q == max_k
-        ends = cu_seq_q.tolist()
-        assert ends[0] == 0
-        assert ends[-1] == len(query) == len(key) == len(value)
-        assert all(end - start <= max_q for start, end in pairwise(ends))
-        self.calls.append((ends, max_q))
-        self.boundaries.append(cu_seq_q)
-        contexts = [
-            F.scaled_dot_product_attention(*(x[start:end].transpose(0, 1) for x in (query, key, value))).transpose(0, 1)
-            for start, end in pairwise(ends)
-        ]
-        return torch.cat(contexts)
-
-
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    stand_in = StandIn()
-    monkeypatch.setattr(varlen, "varlen_attn", stand_in)
-    monkeypatch.setattr(attention, "VARLEN_DEVICE", "cpu")
-    monkeypatch.setattr(attention, "VARLEN_DTYPES", (torch.float32,))
-    return stand_in
+    return stand_in(monkeypatch)
 
 
 @pytest.fixture
@@ -155,6 +113,21 @@ def test_another_device_or_dtype_is_refused(
     model.set_attn_implementation("varlen")
     with pytest.raises(MinibertError, match=message):
         model.to(device, dtype)(input_ids=torch.ones(1, 3, dtype=torch.long))
+
+
+@pytest.mark.parametrize(("head_size", "fits"), [(8, True), (256, True), (5, False), (12, False), (264, False)])
+def test_heads_that_the_kernel_does_not_have_are_refused(head_size: int, fits: bool, kernel: StandIn) -> None:
+    assert fits_varlen(head_size) is fits
+    sizes = SIZES | {"hidden_size": 2 * head_size, "num_attention_heads": 2}
+    model = BertForTokenClassification(BertConfig(**sizes)).eval()
+    model.set_attn_implementation("varlen")
+    ids = torch.ones(1, 3, dtype=torch.long)
+    if fits:
+        assert model(ids).logits.shape == (1, 3, 18)
+        assert len(kernel.calls) == 2
+    else:
+        with pytest.raises(MinibertError, match=f"multiple of 8 and no more than 256, got {head_size}; take 'sdpa'"):
+            model(ids)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
