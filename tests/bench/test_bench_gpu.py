@@ -12,6 +12,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from minibert import BertConfig, BertForTokenClassification
+from minibert.engine.graphs import GraphedEncoder
+from minibert.model.encoder import BertEncoder
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_gpu.py"
 
 
@@ -35,6 +39,8 @@ def test_it_runs_from_end_to_end() -> None:
     assert list(found["seconds"]) == ["lat32", "b32x128", "mixed, batches of 16", "mixed, 300 tokens"]
     assert all(len(of) == 2 for peers in found["seconds"].values() for of in peers.values())
     assert found["wrong"] == []
+    assert 0 < found["losses_apart"] < 1e-5
+    assert {name: len(took) for name, took in found["training"].items()} == {"transformers": 9, "minibert": 9}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -52,17 +58,32 @@ def test_no_time_left_is_said_and_nothing_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("differences", "wrong"),
+    ("differences", "loss", "wrong"),
     [
-        ({"minibert fp32": 1e-6}, []),
-        ({"minibert fp32": 2e-4}, ["minibert fp32: 2.00e-04 from float32, more than 1.00e-04"]),
-        ({"minibert fp32": float("nan")}, ["minibert fp32: nan from float32, more than 1.00e-04"]),
-        ({"transformers bf16 sdpa": 0.01, "minibert bf16": 0.014}, []),
+        ({"minibert fp32": 1e-6}, 0.001, []),
+        ({"minibert fp32": 2e-4}, 0.0, ["minibert fp32: 2.00e-04 from float32, more than 1.00e-04"]),
+        ({"minibert fp32": float("nan")}, 0.0, ["minibert fp32: nan from float32, more than 1.00e-04"]),
+        ({"transformers bf16 sdpa": 0.01, "minibert bf16": 0.014}, 0.0, []),
         (
             {"transformers bf16 sdpa": 0.01, "minibert bf16": 0.016},
+            0.0,
             ["minibert bf16: 1.60e-02 from float32, more than 1.50e-02"],
         ),
     ],
 )
-def test_numbers_that_are_off_are_named(script: ModuleType, differences: dict[str, float], wrong: list[str]) -> None:
-    assert script.faults(differences) == wrong
+def test_numbers_that_are_off_are_named(
+    script: ModuleType, differences: dict[str, float], loss: float, wrong: list[str]
+) -> None:
+    assert script.faults(differences, loss) == wrong
+
+
+def test_losses_are_compared_step_by_step(script: ModuleType) -> None:
+    losses = {"minibert": [2.0, 1.0, 0.5], "transformers": [2.0, 1.25, 0.5]}
+    assert script.losses_apart(losses) == 0.2
+    assert script.faults({}, script.losses_apart(losses)) == ["training: a loss is 20.00% from that of transformers"]
+
+
+def test_layers_without_graphs_are_launched_one_by_one(script: ModuleType) -> None:
+    model = BertForTokenClassification(BertConfig(**script.SMALL))
+    model.bert.encoder = GraphedEncoder(model.bert.encoder)
+    assert type(script.without_graphs(model).bert.encoder) is BertEncoder
