@@ -73,7 +73,11 @@ def engine_lines() -> Iterator[str]:
     yield _line("threads", f"{default_threads()} for {usable_cores()} cores of {os.cpu_count()} processors")
     for precision in PRECISIONS:
         if precision in HALF:
-            runs = "PyTorch, on the GPU" if gpu != "none" else "no, it wants a GPU"
+            if gpu == "none":
+                runs = "no, it wants a GPU"
+            else:
+                is_varlen = has_varlen(torch.device("cuda"))
+                runs = f"PyTorch, on the GPU, {'varlen attention, CUDA graphs' if is_varlen else 'sdpa attention'}"
         else:
             kernel = kernel_for(precision)
             runs = f"{kernel.name}, on the CPU" if kernel else "no, PyTorch has no kernel for this processor"

@@ -91,7 +91,11 @@ class Int8Linear(Kernel):
         return torch.ops.quantized.linear_prepack(rounded, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.quantized.linear_dynamic(x, self.weight, self.reduce_range)
+        try:
+            product: Tensor = torch.ops.quantized.linear_dynamic(x, self.weight, self.reduce_range)
+        except RuntimeError:
+            check_finite(x)
+            raise
         return F.gelu(product) if self.activation == GELU else product
 
 
@@ -136,13 +140,19 @@ def rounded_to_bytes(x: Tensor) -> tuple[Tensor, float, int]:
     lowest, highest = torch.aminmax(x)
     low, high = min(lowest.item(), 0.0), max(highest.item(), 0.0)
     if not math.isfinite(high - low):
-        raise MinibertError("int8: the hidden states hold NaN or infinity, so the model's weights are broken")
+        check_finite(x)
     scale = (high - low) / 255 or 1.0
     zero = round(-low / scale)
     quantized = torch.quantize_per_tensor(x, scale, zero, torch.quint8)
     # The bytes themselves; int_repr would copy them, by one thread.
     as_bytes = torch.empty(0, dtype=torch.uint8).set_(quantized.untyped_storage(), 0, x.shape, x.stride())
     return as_bytes, scale, zero
+
+
+def check_finite(hidden_states: Tensor) -> None:
+    """Refuses what has no steps to be rounded to."""
+    if not hidden_states.isfinite().all():
+        raise MinibertError("int8: the hidden states hold NaN or infinity, so the model's weights are broken")
 
 
 KERNELS = {"fp32": (OneDnnLinear, PlainLinear), "int8": (OneDnnInt8Linear, Int8Linear)}
