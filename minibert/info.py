@@ -12,7 +12,7 @@ from minibert.checkpoint.files import WeightFiles
 from minibert.checkpoint.loading import compare, few, is_finite
 from minibert.checkpoint.names import head_of
 from minibert.config import BertConfig
-from minibert.engine import HALF, PRECISIONS
+from minibert.engine import HALF, PRECISIONS, has_varlen
 from minibert.engine.kernels import has_vnni, kernel_for
 from minibert.errors import CheckpointError, ConfigError
 from minibert.hub import Source

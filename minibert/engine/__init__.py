@@ -17,7 +17,7 @@ from torch import nn
 from minibert.checkpoint.pages import let_go
 from minibert.engine.graphs import GraphedEncoder
 from minibert.engine.kernels import Kernel, PlainLinear, kernel_for
-from minibert.engine.layers import FastEncoder, FastLayer
+from minibert.engine.layers import FastEmbeddings, FastEncoder, FastLayer
 from minibert.errors import MinibertError
 from minibert.model.attention import fits_varlen
 from minibert.model.encoder import BertEncoder, BertLayer, BertModel
@@ -105,6 +105,7 @@ def _replace_layers(
             weights = list(layer.parameters()) if is_spent else []
             model.encoder.layer[index] = FastLayer(layer, kernel)
             let_go(weights)
+        model.embeddings = FastEmbeddings(model.embeddings)
         if encoder_type is not None:
             model.encoder = encoder_type(model.encoder)
 

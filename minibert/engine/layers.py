@@ -6,14 +6,16 @@ modules were 0.3 (EPYC, 2 threads).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minibert.engine.kernels import GELU, Kernel, joined
 from minibert.model.activations import Activation
-from minibert.model.attention import BertSelfAttention
+from minibert.model.attention import BertSelfAttention, is_slow_to_call
+from minibert.model.embeddings import BertEmbeddings, check_ids
 from minibert.model.encoder import BertEncoder, BertIntermediate, BertLayer, BertOutput
 from minibert.model.packing import Packing
 
@@ -24,8 +26,52 @@ def begin_like(module: nn.Module, plain: nn.Module) -> None:
     vars(module).update({name: value for name, value in vars(plain).items() if not name.startswith("_")})
 
 
+def norm_of(module: nn.LayerNorm) -> tuple[Any, ...]:
+    """What `torch.layer_norm` wants to know."""
+    return tuple(module.normalized_shape), module.weight, module.bias, module.eps
+
+
+class FastEmbeddings(BertEmbeddings):
+    """Positions and the first token type are one table, as long as nobody gives other ones."""
+
+    def __init__(self, plain: BertEmbeddings) -> None:
+        begin_like(self, plain)
+        for name, part in plain.named_children():
+            setattr(self, name, part)
+        first_type = plain.token_type_embeddings.weight.select(0, 0)
+        self._rows = plain.position_embeddings.weight + first_type  # (positions, C)
+        self._norm = norm_of(plain.LayerNorm)
+        self._parts = list(self.modules())
+
+    def forward(
+        self,
+        packing: Packing,
+        input_ids: Tensor | None,
+        token_type_ids: Tensor | None,
+        position_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+    ) -> Tensor:
+        """As in `BertEmbeddings`."""
+        is_usual = inputs_embeds is token_type_ids is position_ids is None
+        if input_ids is None or not is_usual or any(map(is_watched, self._parts)):
+            return super().forward(packing, input_ids, token_type_ids, position_ids, inputs_embeds)
+        self.check_length(packing)
+        ids = packing.pack(input_ids)
+        check_ids("input_ids", self.word_embeddings, ids, "vocab_size")
+        words = F.embedding(ids.long(), self.word_embeddings.weight)
+        if packing.lengths:
+            positions = packing.positions(words.device)
+            if packing.indices is not None:
+                positions = positions.index_select(0, packing.indices % packing.seq_len)
+            summed = words + self._rows.index_select(0, positions)
+        else:
+            rows = self._rows[: packing.seq_len]
+            summed = (words.unflatten(0, (packing.batch_size, packing.seq_len)) + rows).flatten(0, 1)
+        return torch.layer_norm(summed, *self._norm)
+
+
 class FastSelfAttention(BertSelfAttention):
-    """Query, key and value by one product; the attention itself is that of the plain model."""
+    """Query, key and value by one product; the attention itself is the plain model's, or the same by fewer calls."""
 
     def __init__(self, plain: BertSelfAttention, kernel: type[Kernel]) -> None:
         begin_like(self, plain)
@@ -36,6 +82,33 @@ class FastSelfAttention(BertSelfAttention):
     def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = self.qkv(query).chunk(3, -1)  # of the same hidden states, all three
         return query, key, value
+
+    def forward(  # type: ignore[override]  # the Hub's interface, not torch's
+        self, hidden_states: Tensor, attention_mask: Tensor | Packing | None = None, output_attentions: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """As in `BertSelfAttention`; behind the packing's tokens there may be spare ones, which see only themselves."""
+        packing = attention_mask
+        if (
+            not isinstance(packing, Packing)
+            or packing.mask is not None
+            or output_attentions
+            or self.attn_implementation == "varlen"
+            or is_slow_to_call(hidden_states.device)
+        ):
+            return super().forward(hidden_states, attention_mask, output_attentions)
+        product = self.qkv.forward(hidden_states)
+        tokens, size = packing.tokens, self.embed_dim
+        if packing.lengths or self.attn_implementation != "sdpa":
+            lengths = packing.lengths or [packing.seq_len] * packing.batch_size
+            query, key, value = product.chunk(3, -1)
+            context, _ = self.attend_packed(query, key, value, lengths)
+        else:  # the same for rows of one length, by fewer calls
+            shape = packing.batch_size, packing.seq_len, 3, self.num_heads, size // self.num_heads
+            query, key, value = product[:tokens].view(shape).permute(2, 0, 3, 1, 4).unbind()  # (B, H, S, D) each
+            context = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(tokens, size)
+        if tokens < len(product):
+            context = torch.cat([context, product[tokens:, 2 * size :]])  # attention to one token gives its value
+        return context, None
 
 
 class FastIntermediate(nn.Module):
@@ -62,18 +135,19 @@ class FastOutput(nn.Module):
         super().__init__()
         self.dense = kernel(*joined([plain.dense]))
         self.LayerNorm = plain.LayerNorm
+        self._norm = norm_of(plain.LayerNorm)
+        self._add = self.dense.add
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        norm = self.LayerNorm
-        return torch.layer_norm(self.dense.add(x, residual), norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        return torch.layer_norm(self._add(x, residual), *self._norm)
 
 
 class FastEncoder(BertEncoder):
-    """The stack of layers; packed tokens are made a round number.
+    """The stack of layers, with a round number of tokens.
 
-    oneDNN makes code for every number of rows that it meets and keeps it: a stream of texts took 300 MB for that, and
-    at each new number a moment. Some tokens go through a second time instead, as a sequence of their own: 3 % at most,
-    and less than 16.
+    oneDNN makes code for every number of rows that it meets, and keeps it: texts of 9 to 509 tokens, one at a time,
+    took 1.1 GB for that, with rounding 0.2, and at each new number a moment. Some tokens go through a second time
+    instead, as spare ones: 3 % at most, or less than 8.
     """
 
     def __init__(self, plain: BertEncoder) -> None:
@@ -85,11 +159,10 @@ class FastEncoder(BertEncoder):
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """As in `BertEncoder`."""
         tokens = len(hidden_states)
-        spare = -tokens % rounding(tokens) if packing.lengths and not (need_weights or need_states) else 0
-        if not 0 < spare <= tokens:
+        spare = -tokens % rounding(tokens)
+        if not 0 < spare <= tokens or packing.mask is not None or need_weights or need_states:
             return super().forward(hidden_states, packing, need_weights, need_states)
-        rounded = replace(packing, lengths=[*packing.lengths, spare], _made={})
-        result, _, _ = super().forward(torch.cat([hidden_states, hidden_states[:spare]]), rounded)
+        result, _, _ = super().forward(torch.cat([hidden_states, hidden_states[:spare]]), packing)
         return result[:tokens], [], []
 
 
@@ -111,3 +184,19 @@ class FastLayer(BertLayer):
         attention.output = FastOutput(attention.output, kernel)  # type: ignore[assignment]
         self.intermediate = FastIntermediate(plain.intermediate, kernel)  # type: ignore[assignment]
         self.output = FastOutput(plain.output, kernel)  # type: ignore[assignment]
+        parts = (attention, attention.self, attention.output, self.intermediate, self.output)
+        self._parts = [self, *parts]
+        self._attend, self._project = attention.self.forward, attention.output.forward
+        self._widen, self._narrow = self.intermediate.forward, self.output.forward
+
+    def forward(self, hidden_states: Tensor, packing: Packing, need_weights: bool) -> tuple[Tensor, Tensor | None]:
+        if need_weights or any(map(is_watched, self._parts)):
+            return super().forward(hidden_states, packing, need_weights)
+        context, _ = self._attend(hidden_states, packing)
+        attended = self._project(context, hidden_states)
+        return self._narrow(self._widen(attended), attended), None
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether a call of the module is more than its `forward`."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))

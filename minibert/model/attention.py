@@ -516,7 +516,7 @@ class BertSelfAttention(MultiHeadAttention):
             query, key, value = (x.unflatten(-1, (self.num_heads, -1)) for x in (query, key, value))
             boundaries, longest = packing.boundaries(query.device)
             return varlen_attention(query, key, value, boundaries, longest).flatten(1), None
-        if packing.lengths and _is_slow_to_call(query.device) and not output_attentions:
+        if packing.lengths and is_slow_to_call(query.device) and not output_attentions:
             return self._attend_in_rows(query, key, value, packing), None
         if packing.lengths:
             context, matrices = self.attend_packed(query, key, value, packing.lengths, output_attentions)
@@ -540,6 +540,6 @@ class BertSelfAttention(MultiHeadAttention):
         return self.attn_implementation == "varlen" and packing.mask is None and not (need_weights or drops)
 
 
-def _is_slow_to_call(device: torch.device) -> bool:
+def is_slow_to_call(device: torch.device) -> bool:
     """Whether a call for every sequence takes longer than computing padding: on a GPU, which waits for Python then."""
     return device.type != "cpu"

@@ -43,11 +43,7 @@ class BertEmbeddings(nn.Module):
         given = input_ids if input_ids is not None else inputs_embeds
         assert given is not None
         if position_ids is None:
-            if packing.longest > self.position_embeddings.num_embeddings:
-                raise MinibertError(
-                    f"input of {packing.longest} tokens is longer than max_position_embeddings "
-                    f"{self.position_embeddings.num_embeddings}; split the text into windows"
-                )
+            self.check_length(packing)
             position_ids = packing.positions(given.device)
         if token_type_ids is None:
             token_type_ids = torch.zeros(packing.seq_len, dtype=torch.long, device=given.device)
@@ -66,20 +62,34 @@ class BertEmbeddings(nn.Module):
         normed: Tensor = self.dropout(self.LayerNorm(hidden_states))
         return normed
 
+    def check_length(self, packing: Packing) -> None:
+        """Refuses a sequence that is longer than the position table."""
+        if packing.longest > self.position_embeddings.num_embeddings:
+            raise MinibertError(
+                f"input of {packing.longest} tokens is longer than max_position_embeddings "
+                f"{self.position_embeddings.num_embeddings}; split the text into windows"
+            )
+
     def _look_up(self, name: str, table: nn.Embedding, ids: Tensor, size_name: str) -> Tensor:
-        if ids.is_floating_point() or ids.dtype == torch.bool:
-            raise MinibertError(f"{name}: expected integers, got {ids.dtype}")
-        # On a GPU the look would wait for all the work queued before; in a traced graph it would be a break.
-        if ids.device.type == "cpu" and ids.numel() and not is_tracing():
-            low, high = (int(bound) for bound in ids.aminmax())
-            if low < 0 or high >= table.num_embeddings:
-                wrong = low if low < 0 else high
-                raise MinibertError(
-                    f"{name}: id {wrong} lies outside the {table.num_embeddings} rows of the table ({size_name} "
-                    f"{table.num_embeddings})" + ("; tokenizer and checkpoint do not match" * (name == "input_ids"))
-                )
+        check_ids(name, table, ids, size_name)
         rows: Tensor = table(ids.long())
         return rows
+
+
+def check_ids(name: str, table: nn.Embedding, ids: Tensor, size_name: str) -> None:
+    """Refuses ids that are no rows of a table, or no integers."""
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise MinibertError(f"{name}: expected integers, got {ids.dtype}")
+    # On a GPU the look would wait for all the work queued before; in a traced graph it would be a break.
+    if ids.device.type == "cpu" and ids.numel() and not is_tracing():
+        numbers = ids.flatten().tolist()  # for one text sooner done than by PyTorch, for many lost in the products
+        low, high = min(numbers), max(numbers)
+        if low < 0 or high >= table.num_embeddings:
+            wrong = low if low < 0 else high
+            raise MinibertError(
+                f"{name}: id {wrong} lies outside the {table.num_embeddings} rows of the table ({size_name} "
+                f"{table.num_embeddings})" + ("; tokenizer and checkpoint do not match" * (name == "input_ids"))
+            )
 
 
 def _empty_table(rows: int, size: int, padding_idx: int | None = None) -> nn.Embedding:

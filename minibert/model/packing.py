@@ -130,6 +130,11 @@ class Packing:
         return cast("tuple[Packing, Tensor]", self._made["rows"])
 
     @property
+    def tokens(self) -> int:
+        """How many are packed, T."""
+        return sum(self.lengths) if self.lengths else self.batch_size * self.seq_len
+
+    @property
     def longest(self) -> int:
         """Cells of the longest sequence."""
         return max(self.lengths) if self.indices is None and self.lengths else self.seq_len

@@ -360,7 +360,7 @@ def init_module(module: nn.Module, config: BertConfig) -> None:
 
 def warn_of_unmasked_padding(input_ids: Tensor, pad_token_id: int | None) -> None:
     """Warns of padding without a mask, which changes every real token's result (on CPU, where looking is free)."""
-    if pad_token_id is not None and input_ids.device.type == "cpu" and bool((input_ids == pad_token_id).any()):
+    if pad_token_id is not None and input_ids.device.type == "cpu" and pad_token_id in input_ids.flatten().tolist():
         warnings.warn(
             f"input_ids hold the padding id {pad_token_id} but there is no attention_mask: padding is read as text",
             stacklevel=4,

@@ -54,7 +54,7 @@ def test_numbers_and_gradients_are_the_same(
     inputs = inputs_of(lengths, layout)
     found = []
     for is_slow in (False, True):
-        monkeypatch.setattr(attention, "_is_slow_to_call", lambda _, is_slow=is_slow: is_slow)
+        monkeypatch.setattr(attention, "is_slow_to_call", lambda _, is_slow=is_slow: is_slow)
         model.zero_grad()
         calls.clear()
         logits = model(**inputs).logits
@@ -67,7 +67,7 @@ def test_numbers_and_gradients_are_the_same(
 
 
 def test_weights_are_dropped_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_is_slow_to_call", lambda _: True)
+    monkeypatch.setattr(attention, "is_slow_to_call", lambda _: True)
     model = BertForTokenClassification(BertConfig(**SIZES | {"attention_probs_dropout_prob": 0.5})).train()
     inputs = inputs_of([13, 9, 1], "padded")
     assert not torch.equal(model(**inputs).logits, model(**inputs).logits)
@@ -78,10 +78,10 @@ def test_weights_that_are_asked_for_come_as_ever(monkeypatch: pytest.MonkeyPatch
     model = BertForTokenClassification(BertConfig(**SIZES)).eval()
     inputs = inputs_of([13, 9, 0], "padded")
     plain = model(**inputs, output_attentions=True)
-    monkeypatch.setattr(attention, "_is_slow_to_call", lambda _: True)
+    monkeypatch.setattr(attention, "is_slow_to_call", lambda _: True)
     for ours, theirs in zip(model(**inputs, output_attentions=True).attentions, plain.attentions, strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_it_is_for_what_is_no_cpu() -> None:
-    assert [attention._is_slow_to_call(torch.device(name)) for name in ("cpu", "cuda", "mps")] == [False, True, True]
+    assert [attention.is_slow_to_call(torch.device(name)) for name in ("cpu", "cuda", "mps")] == [False, True, True]
