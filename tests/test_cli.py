@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import signal
@@ -375,3 +376,63 @@ def test_help_answers_in_under_a_third_of_a_second() -> None:
         subprocess.run(command, check=True, capture_output=True)
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.3
+
+
+COMMANDS = {
+    "predict": ["--model", "MODEL", "x"],
+    "evaluate": ["MODEL", "FILE"],
+    "info": ["MODEL"],
+    "attention": ["MODEL", "x", "-o", "out.html"],
+    "parity": ["MODEL"],
+    "export": ["MODEL", "onnx", "-o", "OUT"],
+    "bench": ["--workload", "none such"],
+    "train": ["RECIPE"],
+}
+
+
+def test_every_command_collects_garbage_once_it_works(directory: str, tmp_path: Path) -> None:
+    assert set(COMMANDS) == set(main.commands)
+    labelled, recipe = tmp_path / "labelled.conll", tmp_path / "recipe.toml"
+    labelled.write_text("张 B-PER\n三 I-PER\n", encoding="utf-8")
+    settings = f'[data]\ntrain = "{tmp_path}/none"\n[model]\nname_or_path = "{directory}"\n'
+    recipe.write_text(f'{settings}[training]\noutput_dir = "{tmp_path}/run"\n', encoding="utf-8")
+    places = {"MODEL": directory, "FILE": str(labelled), "RECIPE": str(recipe), "OUT": str(tmp_path / "out")}
+    for name, arguments in COMMANDS.items():
+        gc.disable()
+        try:
+            result = invoke(name, *(places.get(argument, argument) for argument in arguments))
+            assert gc.isenabled(), result.output
+        finally:
+            gc.enable()
+            gc.unfreeze()
+
+
+def test_a_command_of_its_own_neither_begins_nor_ends_with_a_search_for_garbage() -> None:
+    code = (
+        "import gc; from minibert import cli\n"
+        "import atexit; atexit.register(lambda: print('at the end', gc.get_freeze_count() > kept))\n"
+        "def main():\n"
+        "    global kept\n"
+        "    print(gc.isenabled())\n"
+        "    cli._collect_garbage()\n"
+        "    kept = gc.get_freeze_count()\n"
+        "    print(gc.isenabled(), kept > 0)\n"
+        "    cli.more = [[] for _ in range(1000)]\n"
+        "cli.main = main\n"
+        "cli.run()\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines() == ["False", "True True", "at the end True"]
+
+
+def test_a_first_answer_takes_little_more_than_importing_torch(directory: str) -> None:
+    def best(*command: str) -> float:
+        taken = []
+        for _ in range(5):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, *command], check=True, capture_output=True)
+            taken.append(time.perf_counter() - start)
+        return min(taken)
+
+    answer = best("-m", "minibert.cli", "predict", "--model", directory, "张三")
+    assert answer < 1.1 * best("-c", "import torch")  # whose end alone takes a third of it

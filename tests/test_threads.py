@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,63 @@ def test_the_command_line_takes_as_many(given: dict[str, str], wanted: str) -> N
     environment |= {"WEB_CONCURRENCY": "1000", **given}
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert told.stdout.split()[-1] == wanted
+
+
+WORKER = """
+import random, sys, torch
+from minibert import TokenClassifier
+from minibert.threads import default_threads
+number, workers = int(sys.argv[1]), int(sys.argv[2])
+classifier = TokenClassifier.from_pretrained(device="cpu", threads=default_threads(workers))
+draw = random.Random(0)
+lengths = [int(min(200, max(8, draw.lognormvariate(3.8, 0.7)))) for _ in range(64)]
+texts = ["".join(draw.choice("王小明住在北京，今天去上海开会。") for _ in range(length)) for length in lengths]
+classifier(texts)
+print("ready", torch.get_num_threads(), flush=True)
+for _ in sys.stdin:
+    for _ in range(3):
+        for text in texts[number::workers]:
+            classifier(text)
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
+def test_two_workers_answer_no_fewer_requests_than_one() -> None:  # P01
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+
+    def start(number: int, workers: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", WORKER, str(number), str(workers)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+
+    def told(worker: subprocess.Popen[str]) -> list[str]:
+        assert worker.stdout is not None
+        return worker.stdout.readline().split()
+
+    def seconds(workers: list[subprocess.Popen[str]]) -> float:
+        begin = time.perf_counter()
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write("\n")
+            worker.stdin.flush()
+        assert [told(worker) for worker in workers] == [["done"]] * len(workers)
+        return time.perf_counter() - begin
+
+    alone, together = [start(0, 1)], [start(0, 2), start(1, 2)]
+    try:
+        cores = usable_cores()
+        assert [told(worker) for worker in alone + together] == [
+            ["ready", str(cores)], *[["ready", str(cores // 2)]] * 2
+        ]  # fmt: skip
+        taken: dict[str, list[float]] = {"one": [], "two": []}
+        for _ in range(20):  # other work on the machine can spoil one comparison
+            taken["one"].append(seconds(alone))
+            taken["two"].append(seconds(together))
+            if len(taken["one"]) > 3 and min(taken["two"]) <= min(taken["one"]):
+                break
+        assert min(taken["two"]) <= min(taken["one"])
+    finally:
+        for worker in alone + together:
+            worker.kill()
+            worker.communicate()
