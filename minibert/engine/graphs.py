@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from minibert.engine.layers import begin_like
+from minibert.engine.layers import begin_like, is_watched
 from minibert.model.encoder import BertEncoder
 from minibert.model.packing import Packing, is_tracing
 
@@ -170,8 +170,7 @@ def power_of_two(number: int) -> int:
 
 def _can_be_recorded(module: nn.Module) -> bool:
     """Whether its work is launches alone: what listens to it would not be called by a graph."""
-    is_watched = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    return not is_watched and vars(module).get("attn_implementation", "varlen") == "varlen"
+    return not is_watched(module) and vars(module).get("attn_implementation", "varlen") == "varlen"
 
 
 def _is_on_default_stream(device: torch.device) -> bool:

@@ -98,13 +98,15 @@ class Packing:
         if self.indices is not None or not self.lengths:
             return self
         width = max(self.lengths)
-        cells = [row * width + torch.arange(length, device=device) for row, length in enumerate(self.lengths)]
-        return Packing(len(self.lengths), width, self.lengths, torch.cat(cells))
+        cells = [row * width + torch.arange(length) for row, length in enumerate(self.lengths)]
+        return Packing(len(self.lengths), width, self.lengths, torch.cat(cells).to(device))
 
     def positions(self, device: torch.device) -> Tensor:
         """(S,) int64: where in its sequence each cell of a row stands."""
         if self.indices is None and self.lengths:
-            return torch.cat([torch.arange(length, device=device) for length in self.lengths])
+            return torch.cat([torch.arange(length) for length in self.lengths]).to(
+                device
+            )  # one copy, not many launches
         return torch.arange(self.seq_len, device=device)
 
     def boundaries(self, device: torch.device) -> tuple[Tensor, int]:
