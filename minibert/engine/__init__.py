@@ -18,6 +18,7 @@ from minibert.checkpoint.pages import let_go
 from minibert.engine.graphs import GraphedEncoder
 from minibert.engine.kernels import Kernel, PlainLinear, kernel_for
 from minibert.engine.layers import FastEmbeddings, FastEncoder, FastLayer
+from minibert.engine.memory import keep_freed_memory
 from minibert.errors import MinibertError
 from minibert.model.attention import fits_varlen
 from minibert.model.encoder import BertEncoder, BertLayer, BertModel
@@ -74,6 +75,7 @@ def _for_cpu(fast: BertPreTrainedModel, precision: str, is_spent: bool) -> str:
     kernel = kernel_for(precision)
     if kernel is None:
         raise MinibertError(f"precision {precision}: PyTorch has no kernel for it on this processor; take fp32")
+    keep_freed_memory()
     _replace_layers(fast, kernel, FastEncoder, is_spent)
     return f"{precision} by {kernel.name}"
 
