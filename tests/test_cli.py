@@ -156,7 +156,13 @@ def test_an_interrupted_run_leaves_whole_lines(directory: str, tmp_path: Path) -
     for number in (signal.SIGINT, signal.SIGKILL):
         with (
             (tmp_path / "out").open("wb") as out,
-            subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE) as process,
+            # Who runs the tests in the background of a shell has them ignore an interrupt, and their children, too.
+            subprocess.Popen(
+                command,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            ) as process,
         ):
             deadline = time.monotonic() + 60
             while (tmp_path / "out").stat().st_size < 20_000 and time.monotonic() < deadline:
