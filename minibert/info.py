@@ -12,7 +12,7 @@ from minibert.checkpoint.files import WeightFiles
 from minibert.checkpoint.loading import compare, few, is_finite
 from minibert.checkpoint.names import head_of
 from minibert.config import BertConfig
-from minibert.engine import HALF, PRECISIONS, has_varlen
+from minibert.engine import HALF, PRECISIONS, attention_of, has_varlen
 from minibert.engine.kernels import has_vnni, kernel_for
 from minibert.errors import CheckpointError, ConfigError
 from minibert.hub import Source
@@ -76,8 +76,7 @@ def engine_lines() -> Iterator[str]:
             if gpu == "none":
                 runs = "no, it wants a GPU"
             else:
-                is_varlen = has_varlen(torch.device("cuda"))
-                runs = f"PyTorch, on the GPU, {'varlen attention, CUDA graphs' if is_varlen else 'sdpa attention'}"
+                runs = f"PyTorch, on the GPU, {attention_of(has_varlen(torch.device('cuda')))}"
         else:
             kernel = kernel_for(precision)
             runs = f"{kernel.name}, on the CPU" if kernel else "no, PyTorch has no kernel for this processor"

@@ -388,7 +388,7 @@ COMMANDS = {
     "predict": ["--model", "MODEL", "x"],
     "evaluate": ["MODEL", "FILE"],
     "info": ["MODEL"],
-    "attention": ["MODEL", "x", "-o", "out.html"],
+    "attention": ["MODEL", "x", "-o", "PAGE"],
     "parity": ["MODEL"],
     "export": ["MODEL", "onnx", "-o", "OUT"],
     "bench": ["--workload", "none such"],
@@ -403,6 +403,7 @@ def test_every_command_collects_garbage_once_it_works(directory: str, tmp_path: 
     settings = f'[data]\ntrain = "{tmp_path}/none"\n[model]\nname_or_path = "{directory}"\n'
     recipe.write_text(f'{settings}[training]\noutput_dir = "{tmp_path}/run"\n', encoding="utf-8")
     places = {"MODEL": directory, "FILE": str(labelled), "RECIPE": str(recipe), "OUT": str(tmp_path / "out")}
+    places["PAGE"] = str(tmp_path / "out.html")
     for name, arguments in COMMANDS.items():
         gc.disable()
         try:

@@ -92,7 +92,7 @@ def _for_gpu(fast: BertPreTrainedModel, precision: str) -> str:
     is_varlen = has_varlen(fast.device) and fits_varlen(config.hidden_size // config.num_attention_heads)
     fast.set_attn_implementation("varlen" if is_varlen else "sdpa")
     _replace_layers(fast, PlainLinear, GraphedEncoder if is_varlen else None)
-    return f"{precision} by PyTorch, " + ("varlen attention, CUDA graphs" if is_varlen else "sdpa attention")
+    return f"{precision} by PyTorch, {attention_of(is_varlen)}"
 
 
 def _replace_layers(
@@ -116,6 +116,11 @@ def check_precision(precision: str) -> None:
     """Refuses a name that is none, which can be done before a model is loaded."""
     if precision not in PRECISIONS:
         raise MinibertError(f"precision: expected {', '.join(PRECISIONS)}, got {precision!r}")
+
+
+def attention_of(is_varlen: bool) -> str:
+    """What half precision runs on a GPU with or without the kernel, in words."""
+    return "varlen attention, CUDA graphs" if is_varlen else "sdpa attention"
 
 
 def has_varlen(device: torch.device) -> bool:

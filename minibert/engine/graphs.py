@@ -110,7 +110,7 @@ class GraphedEncoder(BertEncoder):
 
     def _by_graph(self, hidden_states: Tensor, packing: Packing) -> Tensor | None:
         """The last hidden states (T, C), by the graph of their shape; None if there is none."""
-        lengths = packing.lengths or [packing.seq_len] * packing.batch_size
+        lengths = packing.every_length
         shape = shape_of(lengths)
         if shape not in self._graphs:
             self._graphs[shape] = None

@@ -41,7 +41,7 @@ class FastEmbeddings(BertEmbeddings):
         first_type = plain.token_type_embeddings.weight.select(0, 0)
         self._rows = plain.position_embeddings.weight + first_type  # (positions, C)
         self._norm = norm_of(plain.LayerNorm)
-        self._parts = list(self.modules())
+        self._parts = list(self.children())
 
     def forward(
         self,
@@ -60,10 +60,8 @@ class FastEmbeddings(BertEmbeddings):
         check_ids("input_ids", self.word_embeddings, ids, "vocab_size")
         words = F.embedding(ids.long(), self.word_embeddings.weight)
         if packing.lengths:
-            positions = packing.positions(words.device)
-            if packing.indices is not None:
-                positions = positions.index_select(0, packing.indices % packing.seq_len)
-            summed = words + self._rows.index_select(0, positions)
+            positions = packing.positions(words.device).expand(packing.batch_size, -1)
+            summed = words + self._rows.index_select(0, packing.pack(positions))
         else:
             rows = self._rows[: packing.seq_len]
             summed = (words.unflatten(0, (packing.batch_size, packing.seq_len)) + rows).flatten(0, 1)
@@ -99,9 +97,8 @@ class FastSelfAttention(BertSelfAttention):
         product = self.qkv.forward(hidden_states)
         tokens, size = packing.tokens, self.embed_dim
         if packing.lengths or self.attn_implementation != "sdpa":
-            lengths = packing.lengths or [packing.seq_len] * packing.batch_size
             query, key, value = product.chunk(3, -1)
-            context, _ = self.attend_packed(query, key, value, lengths)
+            context, _ = self.attend_packed(query, key, value, packing.every_length)
         else:  # the same for rows of one length, by fewer calls
             shape = packing.batch_size, packing.seq_len, 3, self.num_heads, size // self.num_heads
             query, key, value = product[:tokens].view(shape).permute(2, 0, 3, 1, 4).unbind()  # (B, H, S, D) each
@@ -184,8 +181,7 @@ class FastLayer(BertLayer):
         attention.output = FastOutput(attention.output, kernel)  # type: ignore[assignment]
         self.intermediate = FastIntermediate(plain.intermediate, kernel)  # type: ignore[assignment]
         self.output = FastOutput(plain.output, kernel)  # type: ignore[assignment]
-        parts = (attention, attention.self, attention.output, self.intermediate, self.output)
-        self._parts = [self, *parts]
+        self._parts = [attention, attention.self, attention.output, self.intermediate, self.output]
         self._attend, self._project = attention.self.forward, attention.output.forward
         self._widen, self._narrow = self.intermediate.forward, self.output.forward
 

@@ -104,9 +104,8 @@ class Packing:
     def positions(self, device: torch.device) -> Tensor:
         """(S,) int64: where in its sequence each cell of a row stands."""
         if self.indices is None and self.lengths:
-            return torch.cat([torch.arange(length) for length in self.lengths]).to(
-                device
-            )  # one copy, not many launches
+            positions = torch.cat([torch.arange(length) for length in self.lengths])
+            return positions.to(device)  # one copy instead of a launch for each
         return torch.arange(self.seq_len, device=device)
 
     def boundaries(self, device: torch.device) -> tuple[Tensor, int]:
@@ -114,8 +113,8 @@ class Packing:
 
         Made once, for all layers.
         """
-        lengths = self.lengths or [self.seq_len] * self.batch_size
         if "boundaries" not in self._made:
+            lengths = self.every_length
             starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
             self._made["boundaries"] = starts, max(lengths, default=0)
         return cast("tuple[Tensor, int]", self._made["boundaries"])
@@ -127,9 +126,14 @@ class Packing:
         """
         if "rows" not in self._made:
             rows = self.by_sequence(device)
-            real = rows.unpack(torch.ones(sum(self.lengths), dtype=torch.bool, device=device))
+            real = rows.unpack(torch.ones(self.tokens, dtype=torch.bool, device=device))
             self._made["rows"] = rows, real[:, None, None, :]
         return cast("tuple[Packing, Tensor]", self._made["rows"])
+
+    @property
+    def every_length(self) -> Sequence[int]:
+        """Tokens of each sequence, of those without padding, too."""
+        return self.lengths or [self.seq_len] * self.batch_size
 
     @property
     def tokens(self) -> int:

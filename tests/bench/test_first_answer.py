@@ -30,7 +30,7 @@ def test_a_first_answer_comes_long_before_that_of_the_pipeline(setting: Setting)
         for name, command in first_answers(setting).items():
             seconds, held[name] = timed(command, setting.threads)
             best[name] = min(seconds, best.get(name, seconds))
-        if len(best) > 2 and best["minibert fp32"] <= 0.35 * best["pipeline"]:
+        if best["minibert fp32"] <= 0.35 * best["pipeline"]:
             break
     assert best["minibert fp32"] <= 0.35 * best["pipeline"]
     assert best["minibert int8"] <= 0.4 * best["pipeline"]
